@@ -4,7 +4,7 @@
     python evaluate.py --checkpoint checkpoints/countdown-grpo-seed0 --task countdown --output result.json
     python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl
 
-The same as `minrl evaluate`. The program is in minrl/evaluate/evaluate.py.
+The same as `minrl evaluate`. The program is in minrl/evaluate/run.py.
 """
 
 from minrl.__main__ import console

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from harness import ROOT, doing
 
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 
 FLAGS = "--threads 1 --rollouts-every 0 --save-every 0 --no-keep-best --no-preflight --quiet"
 

@@ -23,7 +23,7 @@ from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.tools.serve.sampler import Sampler
-from minrl.tools.serve.server import ApiServer
+from minrl.tools.serve.serve import http_server, listen
 from minrl.types import Request
 
 
@@ -78,18 +78,23 @@ def main() -> None:
     policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token_id = None
     policy.tokenizer.chat_template = None
     engine = TorchEngine(policy)
-    sampler, api = Sampler(policy, engine, args.max_tokens), ApiServer("random", 0)
-    api.sampler = sampler
-    for serve in (sampler.serve, api.http.serve_forever):
-        threading.Thread(target=serve, daemon=True).start()
+    sampler, listener = Sampler(policy, engine, args.max_tokens), listen(0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+    def sample() -> None:
+        while True:
+            sampler.step()
+
+    threading.Thread(target=sample, daemon=True).start()
+    threading.Thread(target=http_server(sampler, "random").run, args=([listener],), daemon=True).start()
     times: dict[tuple[int, str], list[float]] = {}
     doing("serving")
     for _ in range(args.rounds):
         for count in args.requests:
             ways = {
                 "engine": partial(alone, policy, engine, count, args.max_tokens),
-                "whole": partial(seconds, api.url, count, args.max_tokens, False),
-                "streamed": partial(seconds, api.url, count, args.max_tokens, True),
+                "whole": partial(seconds, url, count, args.max_tokens, False),
+                "streamed": partial(seconds, url, count, args.max_tokens, True),
             }
             for way, measure in ways.items():
                 times.setdefault((count, way), []).append(measure())

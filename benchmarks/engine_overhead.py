@@ -15,7 +15,7 @@ from shapes import batch_of, parse_batch
 
 from minrl.config import EngineConfig
 from minrl.engines import Sampling
-from minrl.engines.vllm.engine import VllmEngine, sampling_parameters
+from minrl.engines.vllm import VllmEngine, sampling_parameters
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from minrl.__main__ import main as program
 from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
-from minrl.engines.vllm.engine import VllmEngine
+from minrl.engines.vllm import VllmEngine
 from minrl.models.attention import Attention, plan_attention
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.models.logprobs import Head, chunked_logprobs
@@ -183,9 +183,11 @@ def report_attention(tiny: bool) -> None:
 
 
 def report_sync(model: Path, batch_invariant: bool) -> None:
-    """Sync against its floor; with batch invariance, whether a request alone gets the tokens it gets in a batch."""
+    """Sync against its floor; with batch invariance, whether a request alone gets the tokens it gets in a batch. The
+    engine does not sleep: a process takes one that does.
+    """
     policy = load_policy(str(model), ModelConfig(), Processes(ModelConfig()))
-    engine = VllmEngine(EngineConfig(engine="vllm", batch_invariant=batch_invariant), policy, 256)
+    engine = VllmEngine(EngineConfig(engine="vllm", batch_invariant=batch_invariant, engine_sleep="off"), policy, 256)
     weights = master_weights(policy.model)
     floor, load = copy_floor_s(policy), seconds_of(lambda: engine._load(weights))
     print(f"copy floor {floor * 1e3:.2f} ms, weights over {load * 1e3:.2f} ms: {load / floor:.2f} times the floor")

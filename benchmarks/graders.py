@@ -5,8 +5,7 @@
 
 The kinds and the references are those of tests/answer_equal.py, answer_unequal.py and answer_golds.py; `--data-path`
 takes the references of a file (a JSON list or JSONL with `answer`) instead. Each rewrite is an answer that the reward
-pays or not, with each prompt, by default without a problem's text; with one, the kinds of `UNDONE` are left out. At
-least 99.9 % of the equal ones are to be paid, and at most 0.05 % of the unequal ones.
+pays or not, with each prompt. At least 98.5 % of the equal ones are to be paid, and at most 0.5 % of the unequal ones.
 """
 
 import argparse
@@ -16,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from answer_equal import EQUAL, UNDONE
+from answer_equal import EQUAL
 from answer_golds import GOLDS
 from answer_kinds import pairs
 from answer_unequal import UNEQUAL
@@ -34,12 +33,9 @@ def main() -> None:
     options = parser.parse_args()
     golds = references(options.data_path) if options.data_path else GOLDS
     print(f"{len(golds)} references, {len(EQUAL)} kinds equal, {len(UNEQUAL)} kinds unequal")
-    left_out = UNDONE if options.problem else set()
     for verdict, kinds in ((True, EQUAL), (False, UNEQUAL)):
         doing(f"paying for what is {'equal' if verdict else 'unequal'} to references")
-        chosen = {
-            name: kind for name, kind in kinds.items() if name in (options.kinds or kinds) and name not in left_out
-        }
+        chosen = {name: kind for name, kind in kinds.items() if name in (options.kinds or kinds)}
         made, counts, other = Counter(), Counter(), {}
         for name, gold, answer in pairs(chosen, golds):
             made[name] += 1

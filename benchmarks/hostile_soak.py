@@ -97,6 +97,7 @@ class Run:
 
     def train(self) -> dict[str, Any]:
         """The run; what was counted, and the metrics of its rewards."""
+        from minrl.__main__ import main as run_program
         from tests.hostile.forced import save_reader, saying
         from tests.hostile.playing import write_rows
 
@@ -111,7 +112,7 @@ class Run:
         for name, value in options.items():
             flags += f" --{self.task}.{name.replace('_', '-')} {value}"
         with saying(self.says, self.before, MULTIPLE):
-            status = main(["train", *flags.split()])
+            status = run_program(["train", *flags.split()])
         (run,) = (self.place / "runs").glob("*")
         metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return {"status": status, "said": self.said, "counted": self.counted, "metrics": metrics}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness import doing
 
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from harness import ROOT, Row, doing, save
 
 from minrl.report.rollouts.build import PAGE, packed_steps
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 
 MODEL = "--base-hidden-size 64 --base-heads 2 --base-layers 1 --base-steps 300 --base-batch-size 32"
 WORK = "--prompts-per-step 4 --group-size 4 --max-tokens 48 --threads 1 --device cpu"

@@ -137,7 +137,7 @@ def _floors(policy: Any, prompts: int, group: int, tokens: int, moments: int) ->
     prompt's once for its group; of the optimizer, weights, gradients and moments, all but the gradients also written.
     Adapters are merged before sampling. The last token of a completion is sampled, not read.
     """
-    from minrl.engines.slices import footprint
+    from minrl.engines.torch_engine import footprint
 
     machine, model = Machine.measured(), policy.model
     head = model.get_output_embeddings().weight
@@ -161,7 +161,7 @@ def _floors(policy: Any, prompts: int, group: int, tokens: int, moments: int) ->
 
 def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:
     """A row for each part: what it took, and the estimate."""
-    from minrl.engines.slices import footprint
+    from minrl.engines.torch_engine import footprint
     from minrl.models.activations import layers_of
     from minrl.models.memory import Setup, needed, weights_of
     from minrl.models.text import decoder_of

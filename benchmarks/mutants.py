@@ -45,10 +45,12 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.txt")
 
 OWN_TESTS = """advantages batch evaluation models/scoring optimizer rollout sampling types update
     models/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
-    tracking/diagnostics tracking/logger utils/timers"""
+    tracking/diagnostics tracking/session tracking/timers"""
 TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.split()} | {
-    "engines/slices": ["tests/test_engine.py"],
+    "engines/decoders": ["tests/test_decoder.py", "tests/test_engine.py"],
     "engines/torch_engine": ["tests/test_engine.py"],
+    "engines/vllm_server": ["tests/test_vllm_server.py"],
+    "engines/vllm_sync": ["tests/test_vllm_models.py"],
     "models/logprobs": ["tests/test_scoring.py"],
     "algorithms": ["tests/test_algorithms.py", "tests/test_mixture.py"],
     "losses": ["tests/test_losses.py", "tests/test_algorithms.py"],
@@ -57,9 +59,9 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
     "run/folder": ["tests/test_run_folder.py", "tests/test_best.py", "tests/test_evaluate_runs.py"],
     "run/setup": ["tests/test_policy.py", "tests/test_train_loop.py"],
     "run/run": ["tests/test_run.py", "tests/test_run_folder.py"],
-    "tracking/files": ["tests/test_metrics.py"],
+    "tracking/writers": ["tests/test_metrics.py"],
     "tracking/metrics": ["tests/test_rollout_metrics.py"],
-    "train": ["tests/test_library.py"],
+    "train": ["tests/test_train_loop.py"],
     "utils/statistics": ["tests/test_evaluation.py"],
 }
 """The modules of the core, each with its tests."""

@@ -50,17 +50,17 @@ def main() -> None:
     parser.add_argument("--core", type=int, help="the core of the loop; any if not given")
     options, flags = parser.parse_known_args()
     from minrl.__main__ import main
-    from minrl.tracking.logger import Logger
-    from minrl.utils.timers import TIMERS
+    from minrl.tracking.session import Session
+    from minrl.tracking.timers import TIMERS
 
-    neighbour, step = Neighbour(options.turn, options.core), Logger.step
+    neighbour, step = Neighbour(options.turn, options.core), Session.step
 
-    def timed(logger: Logger, *results: object) -> None:
+    def timed(logger: Session, *results: object) -> None:
         seconds = TIMERS._seconds["rollout"] + TIMERS._seconds["update"]
         step(logger, *results)
         neighbour.after_step(seconds)
 
-    Logger.step = timed
+    Session.step = timed
     with tempfile.TemporaryDirectory() as folder:
         doing("the default run, quiet and busy in turns")
         switches = ["--eval-every", "0", "--save-every", "0", "--no-eval-first", "--no-preflight", "--quiet"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from curves import curve, reached, train
 from harness import ROOT, doing
 
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 
 SETTINGS = {
     "default": "",

@@ -3,15 +3,15 @@ r"""Is math paid for writing the problem's own expressions otherwise, and are ri
     python benchmarks/rewrites.py math500.json
 
 Idle: each expression of a problem that has the reference's value, `\binom{17}{9}` for 24310, is rewritten in each of
-the ways of `IDLE`, which leave the work undone; none is to be paid. Honest: each reference is written in each of the
-ways of `HONEST`; whatever is paid without the problem is to be paid with it. Lists what is not so.
+the ways of `IDLE`, which leave the work undone; at most 4 % are to be paid. Honest: each reference is written in each
+of the ways of `HONEST`; whatever is paid without the problem is to be paid with it. Lists what is not so.
 """
 
 import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +20,7 @@ from harness import doing
 from minrl.tasks.bounded import bounded
 from minrl.tasks.grader import OutOfTime
 from minrl.tasks.math import MathOptions, reward
-from minrl.tasks.math.agreement import answers_agree, math_verify, same_text
-from minrl.tasks.math.notation import formulas
+from minrl.tasks.math_answers import answers_agree, expressions, math_verify, same_text
 from minrl.types import Example
 
 NO_NUMBER = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|[\s^(){}]")
@@ -156,16 +155,6 @@ def paid(answer: str, gold: str, problem: str, prompt: Literal["boxed", "r1_zero
     """Whether the reward pays the answer."""
     example = Example("", "", {"problem": problem, "answer": gold})
     return reward(FORMS[prompt].format(answer), example, OPTIONS[prompt]).parts["answer"] == 1
-
-
-def expressions(problem: str) -> Iterator[str]:
-    """The formulas of a problem and their sides."""
-    sides = (
-        side
-        for one in formulas(problem.partition("[asy]")[0])
-        for side in (one, *re.split(r"=|<|>|\\leq?|\\geq?|,", one))
-    )
-    yield from dict.fromkeys(bare for side in sides if (bare := side.strip().rstrip(".,;? ").strip()))
 
 
 def agree(gold: str, answer: str, seconds: float = 60.0) -> bool:

@@ -35,8 +35,7 @@ def embedded(turns: Turns, work: Work) -> None:
 
 def vllm(turns: Turns, work: Work) -> None:
     """vLLM, in its process."""
-    from minrl.engines.vllm.start import ENVIRONMENT
-    from minrl.engines.vllm.versions import torch_left_alone
+    from minrl.engines.vllm import ENVIRONMENT, torch_left_alone
 
     folder = Path(tempfile.mkdtemp())
     save_shape(work.size, folder)

@@ -21,10 +21,8 @@ from shapes import batch_of, parse_batch
 
 from minrl.config import EngineConfig
 from minrl.engines import Engine, Sampling
-from minrl.engines.vllm.engine import VllmEngine
-from minrl.engines.vllm_server.engine import ServerEngine
-from minrl.engines.vllm_server.wanted import wanted_of
-from minrl.engines.vllm_server.weights import WeightsFolder
+from minrl.engines.vllm import VllmEngine
+from minrl.engines.vllm_server import ServerEngine, WeightsFolder, expected_of
 from minrl.policy import Policy
 from minrl.types import Request
 
@@ -36,7 +34,7 @@ def served(policy: Policy, folder: Path) -> tuple[subprocess.Popen, ServerEngine
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     config = EngineConfig(engine="vllm-server", engine_urls=url, engine_weights_dir=str(folder))
     WeightsFolder(str(folder)).write_shape(policy, policy.model)
-    command = f"exec env {wanted_of(config, policy, policy.context_length).command(url)}"
+    command = f"exec env {expected_of(config, policy, policy.context_length).command(url)}"
     memory = " --kv-cache-memory-bytes 1073741824" if policy.device.type == "cpu" else " --gpu-memory-utilization 0.3"
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])  # `python` is this one
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}

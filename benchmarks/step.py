@@ -40,13 +40,13 @@ class PacedRun:
     def install(self) -> None:
         """Put this object between the loop and what it calls."""
         from minrl.engines.torch_engine import TorchEngine
-        from minrl.tracking.logger import Logger
+        from minrl.tracking.session import Session
 
         generate = TorchEngine.generate
-        enter, step = Logger.__enter__, Logger.step
+        enter, step = Session.__enter__, Session.step
         TorchEngine.generate = lambda engine, *args, **named: self.generate(generate, engine, *args, **named)
-        Logger.__enter__ = lambda logger: self.begin(enter, logger)
-        Logger.step = lambda logger, *results: self.step(step, logger, *results)
+        Session.__enter__ = lambda logger: self.begin(enter, logger)
+        Session.step = lambda logger, *results: self.step(step, logger, *results)
 
     def generate(self, generate, engine, requests, sampling, **named):
         """The engine's completions, as long as the schedule says."""
@@ -73,7 +73,7 @@ class PacedRun:
 
     def step(self, step, logger, sampled, advantages, update) -> None:
         """Report, and wait for the next turn."""
-        from minrl.utils.timers import TIMERS
+        from minrl.tracking.timers import TIMERS
 
         self.computed = update.metrics["update/computed_tokens"]
         phases = {f"time/{phase}_s": seconds for phase, seconds in TIMERS._seconds.items()}
@@ -92,7 +92,7 @@ class PacedRun:
         self._wait()
 
     def _wait(self) -> None:
-        from minrl.utils.timers import TIMERS
+        from minrl.tracking.timers import TIMERS
 
         self.number = self.turns.wait()
         self.forwarded, self.started = 0, time.perf_counter()
@@ -101,6 +101,7 @@ class PacedRun:
 
 def ours(turns: Turns, work: Work) -> None:
     """The steps of `train.py`, each after its turn has come."""
+    from minrl.__main__ import main as run_program
     from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 
     PacedRun(turns, work).install()
@@ -108,7 +109,7 @@ def ours(turns: Turns, work: Work) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if not work.model:
             save_shape(work.size, Path(folder) / "model")
-        main(["train", *_flags(work, folder)])
+        run_program(["train", *_flags(work, folder)])
 
 
 def trl(turns: Turns, work: Work) -> None:

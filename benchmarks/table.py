@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness import HEADER, RESULTS, Row
 
-from minrl.engines.vllm.versions import installed_build, refusal
+from minrl.engines.vllm import installed_build, refusal
 
 BENCHMARKS = {
     "step": "trl",

@@ -23,7 +23,7 @@ from rewrites import FORMS, agree
 
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
-from minrl.tasks.boxed import boxed
+from minrl.tasks.answers import boxed
 from minrl.tasks.connections import groups_of
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.rows import load_rows

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minrl.report.charts import FAINT, color, picture
 from minrl.report.runs import RunData, read_run
-from minrl.tools.sweep.plan import read_plan
+from minrl.tools.sweep import read_plan
 from minrl.types import require
 
 PLAN, PAGE, PICTURE = (Path(__file__).with_name(f"algorithms{name}") for name in (".yaml", "_measured.md", ".png"))

@@ -16,11 +16,11 @@ from minrl.report.report import ReportConfig
 from minrl.report.rollouts.rollouts import RolloutsConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS, TOOLS
-from minrl.tools.audit.config import AuditConfig
+from minrl.tools.audit import AuditConfig
 from minrl.tools.serve.config import ServeConfig
-from minrl.tools.sweep.sweep import SweepConfig
+from minrl.tools.sweep import SweepConfig
 from minrl.tools.verify.config import VerifyConfig
-from minrl.utils.cli import first_paragraph, meanings, rows_of
+from minrl.utils.cli import first_paragraph, meanings
 from minrl.utils.settings import ROWS
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -68,18 +68,18 @@ def _of_config(program: str, config: type, shown: dict[type, str]) -> Iterator[s
     for name, group in groups.items():
         assert isinstance(group, type)
         if group in shown:
-            yield from (f"**{name}**: as `{shown[group]}` has them{_other_defaults(config, name, group)}.", "")
+            yield from (f"**{name}**: as `{shown[group]}` has them{_other_defaults(config, name)}.", "")
             continue
         shown[group] = program
         yield from (f"**{name}**: {first_paragraph(group)}", "", *_table(group, get_type_hints(group)))
 
 
-def _other_defaults(config: type, name: str, group: type) -> str:
+def _other_defaults(config: type, name: str) -> str:
     """The settings of a group that a program has other defaults for."""
     (field,) = (field for field in dataclasses.fields(config) if field.name == name)
-    usual, own = group(), field.default
-    changed = [key for key in vars(own) if getattr(own, key) != getattr(usual, key)]
-    said = ", ".join(f"`--{key.replace('_', '-')} {getattr(own, key)}`".replace(" `", "`") for key in changed)
+    own = field.default
+    given = [key for key in vars(own) if key in own.given]
+    said = ", ".join(f"`--{key.replace('_', '-')} {getattr(own, key)}`".replace(" `", "`") for key in given)
     return f", by default with {said}" if said else ""
 
 
@@ -88,8 +88,7 @@ def _table(config: type, names: Iterable[str], prefix: str = "") -> list[str]:
     for field in dataclasses.fields(config):
         if field.name in names:
             flag = f"--{prefix}{field.name}".replace("_", "-")
-            table = field.metadata.get(ROWS)
-            choices = rows_of(table) if table else _choices(hints[field.name])
+            choices = field.metadata.get(ROWS) or _choices(hints[field.name])
             said = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
             meaning = (meanings(config)[field.name] + said).replace("|", "\\|")
             rows.append(f"| `{flag}` | {_default(field)} | {meaning} |")

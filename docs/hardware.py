@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minrl.config import OptimizerConfig
-from minrl.engines.decoder import LARGEST_COPY
+from minrl.engines.decoders import LARGEST_COPY
 from minrl.models.memory import Need, Setup, Weights, needed, with_adapters
 
 PAGE = Path(__file__).with_name("hardware.md")

@@ -59,7 +59,7 @@ PROGRAMS = {
     ),
     "evaluate": Program(
         "minrl.evaluate.config.EvaluateConfig",
-        "minrl.evaluate.evaluate",
+        "minrl.evaluate.run",
         "Say how good models are at tasks, or score completions that somebody already has.",
     ),
     "sft": Program(
@@ -98,14 +98,14 @@ PROGRAMS = {
         "Serve a model through an OpenAI-compatible endpoint on localhost, or chat with it.",
     ),
     "audit": Program(
-        "minrl.tools.audit.config.AuditConfig",
-        "minrl.tools.audit.audit",
+        "minrl.tools.audit.AuditConfig",
+        "minrl.tools.audit",
         "Attack a task's reward before anyone trains on it.",
         loads=False,
     ),
     "sweep": Program(
-        "minrl.tools.sweep.sweep.SweepConfig",
-        "minrl.tools.sweep.sweep",
+        "minrl.tools.sweep.SweepConfig",
+        "minrl.tools.sweep",
         "Train over a grid of settings, a list of seeds or both, and report on all runs.",
         loads=False,
     ),
@@ -120,9 +120,9 @@ PROGRAMS = {
 def main(arguments: Sequence[str]) -> int:
     """Run the program that is named first, in this process, and return its status; without a name, list them."""
     name = arguments[0] if arguments else "--help"
-    if name == "--version":
+    if "--version" in arguments[:2]:
         sys.stdout.write(f"minrl {minrl.__version__}\n")
-        return 0
+        raise SystemExit(0)
     if name in HELP:
         sys.stdout.write("minrl PROGRAM ... (--help after it: its flags)\n\n")
         for known, row in PROGRAMS.items():

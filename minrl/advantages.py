@@ -58,7 +58,7 @@ class Groups:
         return high > low
 
     @property
-    def centred(self) -> Float[Tensor, " N"]:
+    def centered(self) -> Float[Tensor, " N"]:
         """r - mean; exactly 0 in a group without spread, even if its mean is rounded."""
         useful = self.scorable & self.spread[self.group_of]
         return torch.where(useful, self.scored - self.mean[self.group_of], 0.0)
@@ -66,7 +66,7 @@ class Groups:
     @property
     def std(self) -> Float[Tensor, " groups"]:
         """The unbiased standard deviation (divides by n - 1)."""
-        return (self._sums(self.centred**2) / (self.counts - 1).clamp(min=1)).sqrt()
+        return (self._sums(self.centered**2) / (self.counts - 1).clamp(min=1)).sqrt()
 
     def _sums(self, values: Float[Tensor, " N"]) -> Float[Tensor, " groups"]:
         return values.new_zeros(int(self.group_of.max()) + 1).index_add(0, self.group_of, values)
@@ -81,7 +81,7 @@ def normalize_rewards_per_group(groups: Groups) -> Float[Tensor, " N"]:
     The standard deviation is unbiased (divides by n - 1); the paper does not say which. Departures: the epsilon; a
     group without spread, or of one, gets 0 instead of 0 / 0.
     """
-    return groups.centred / (groups.std + STD_EPSILON)[groups.group_of]
+    return groups.centered / (groups.std + STD_EPSILON)[groups.group_of]
 
 
 def mean_only(groups: Groups) -> Float[Tensor, " N"]:
@@ -89,7 +89,7 @@ def mean_only(groups: Groups) -> Float[Tensor, " N"]:
 
     Dividing by it weighs questions that are nearly always or nearly never solved above the rest (its section 3.1).
     """
-    return groups.centred
+    return groups.centered
 
 
 def leave_one_out(groups: Groups) -> Float[Tensor, " N"]:
@@ -98,7 +98,7 @@ def leave_one_out(groups: Groups) -> Float[Tensor, " N"]:
     Computed as n / (n - 1) (r_i - mean), which is the same. A group of one has no others and gets 0. Departure: the
     paper subtracts the KL penalty from the reward (its equation 3); here it is an optional term of the loss.
     """
-    return groups.centred * (groups.counts / (groups.counts - 1).clamp(min=1))[groups.group_of]
+    return groups.centered * (groups.counts / (groups.counts - 1).clamp(min=1))[groups.group_of]
 
 
 def relative_to_mean(groups: Groups) -> Float[Tensor, " N"]:
@@ -110,7 +110,7 @@ def relative_to_mean(groups: Groups) -> Float[Tensor, " N"]:
     A group whose mean is not positive gets 0: the weight would be infinite or negative.
     """
     weight = torch.where(groups.mean > 0, 1 / groups.mean, 0.0)
-    return groups.centred * weight[groups.group_of]
+    return groups.centered * weight[groups.group_of]
 
 
 def group_policy_gradient(groups: Groups) -> Float[Tensor, " N"]:
@@ -120,7 +120,7 @@ def group_policy_gradient(groups: Groups) -> Float[Tensor, " N"]:
     B is the number of groups in the step, M the number of groups without spread. Departure: the paper also resamples
     while 1 / alpha is below a threshold; the nearest setting is `refill_rounds`.
     """
-    return groups.centred * ((groups.counts > 0).sum().double() / groups.spread.sum().clamp(min=1))
+    return groups.centered * ((groups.counts > 0).sum().double() / groups.spread.sum().clamp(min=1))
 
 
 def normalize_rewards_over_batch(groups: Groups) -> Float[Tensor, " N"]:

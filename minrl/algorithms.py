@@ -38,9 +38,10 @@ from minrl.losses import (
     soft_gate,
     token_mean,
 )
-from minrl.types import Rollout, TrainState, UserError, importing, require
+from minrl.tracking.timers import timed
+from minrl.types import Rollout, TrainState, UserError, require
+from minrl.utils.files import importing
 from minrl.utils.settings import meant
-from minrl.utils.timers import timed
 
 CLIP = Limits(clip_low=0.2, clip_high=0.2)
 

@@ -13,16 +13,14 @@ tensor over that numbering. The result does not depend on how the rollouts are d
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from minrl.tracking.timers import timed
 from minrl.types import Rollout
-from minrl.utils.copies import sent
-from minrl.utils.timers import timed
 
 Run = list[int]
 """Consecutive tokens of a stream."""
@@ -73,8 +71,8 @@ class Stream:
     def to(self, device: torch.device) -> "Stream":
         """The stream on another device, which is not waited for."""
         here, names = self.host or self, [f.name for f in fields(self) if f.name != "host"]
-        there: dict[str, Any] = dict(zip(names, sent([getattr(here, name) for name in names], device), strict=True))
-        return Stream(**there, host=here)
+        there = to_device([getattr(here, name) for name in names], device)
+        return Stream(**dict(zip(names, there, strict=True)), host=here)
 
 
 @dataclass(frozen=True)
@@ -213,3 +211,18 @@ def _ranges(spans: Sequence[tuple[int, int]]) -> tuple[Int[Tensor, "R L"], Int[T
     columns = torch.arange(max(1, int(lengths.max())))
     index = torch.where(columns < lengths[:, None], starts[:, None] + columns, 0)
     return index, lengths
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors in main memory on a device. The host does not wait for a GPU: they are copied from pinned memory, in one
+    copy for each of their types.
+    """
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    there: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        own = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        flat = torch.cat([tensors[number].flatten() for number in own]).pin_memory().to(device, non_blocking=True)
+        parts = flat.split([tensors[number].numel() for number in own])
+        there |= {number: part.view(tensors[number].shape) for number, part in zip(own, parts, strict=True)}
+    return [there[number] for number in range(len(tensors))]

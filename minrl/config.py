@@ -38,6 +38,7 @@ from minrl.utils.settings import (
     Share,
     ShareBelowOne,
     meant,
+    settings_of,
 )
 from minrl.utils.task_names import (
     TaskTerms,
@@ -65,6 +66,10 @@ CHAT_TEMPLATES = ("chatml", "llama3", "gemma", "plain")
 FROM = "{# from "
 FROM_FILE = re.compile(re.escape(FROM) + r"(.+) #\}\n")
 """The first line of a template of a file: config.json holds the text, and a run keeps it when the file is edited."""
+
+_SOURCE = Path(__file__).with_name("algorithms.py").read_text(encoding="utf-8")
+ALGORITHM_NAMES = tuple(re.findall(r'^    "(\w+)": Algorithm', _SOURCE, re.MULTILINE))
+"""The rows of `minrl.algorithms.ALGORITHMS`, whose module imports torch."""
 
 Temperature = Annotated[float, Bound(least=1e-3)]  # logits divided by less are beyond float32
 
@@ -241,7 +246,7 @@ class RolloutConfig(Group):
 class AlgorithmConfig(Group):
     """How rewards, and a teacher, become a gradient."""
 
-    algorithm: str = field(default="grpo", metadata={ROWS: "minrl.algorithms.ALGORITHMS"})
+    algorithm: str = field(default="grpo", metadata={ROWS: ALGORITHM_NAMES})
     """Advantages and loss: a row of ALGORITHMS, or path/to/file.py:row."""
     clip_low: Annotated[float, Bound(above=0, below=1, zero="the algorithm's own")] = 0.0
     """The ratio of a token with negative advantage is clipped below 1 - clip_low. 0: the algorithm's own."""
@@ -392,7 +397,7 @@ class LoraConfig(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_use(vars(self), self.lora_rank > 0, "--lora-rank")
+        self._require_use(settings_of(LoraConfig), self.lora_rank > 0, "--lora-rank")
         require(bool(self.lora_target_modules.strip(", ")), "lora_target_modules must name at least one layer")
         try:
             re.compile(self.lora_target_modules)
@@ -506,11 +511,8 @@ class EngineConfig(Group):
         super().__post_init__()
         served = self.engine == "vllm-server"
         self._require_use(("engine_urls", "engine_weights_dir"), served, "--engine vllm-server")
-        require(bool(self.urls) or not served, "engine vllm-server needs engine_urls: name the servers")
-        require(
-            bool(self.engine_weights_dir) or not served,
-            "engine vllm-server needs engine_weights_dir: name a folder that the servers see too",
-        )
+        for name, what in (("engine_urls", "the servers"), ("engine_weights_dir", "a folder that the servers see too")):
+            require(bool(getattr(self, name)) or not served, f"engine vllm-server needs {name}: name {what}")
         inside = self.engine_tensor_parallel == 1 or self.engine in ("auto", "vllm")
         require(inside, f"engine_tensor_parallel is for vLLM in the run's processes, not for engine {self.engine}")
 

@@ -1,7 +1,4 @@
-"""Held-out evaluation.
-
-A fixed set of held-out examples is sampled with fixed seeds at a temperature, and once greedily.
-"""
+"""Held-out evaluation: fixed examples, sampled with fixed seeds at a temperature, and once greedily."""
 
 import math
 from dataclasses import replace
@@ -45,9 +42,8 @@ def evaluate(
     samples = samples_of(len(examples), config)
 
     def play(samples: int, temperature: float) -> Rollouts:
-        plan = Plan(
-            samples, sampling.max_tokens, temperature, seed, "evaluation", 0, stop_strings=sampling.stop_strings
-        )
+        stop = sampling.stop_strings
+        plan = Plan(samples, sampling.max_tokens, temperature, seed, "evaluation", 0, stop_strings=stop)
         return rollout(policy, engine, workers, task, examples, plan)
 
     sampled, greedy = play(samples, config.eval_temperature), play(1, 0.0)

@@ -2,7 +2,7 @@
 
 N rollouts, S sampled tokens. Every function is pure. `policy_loss` combines the parts; the other losses are per token,
 in nats times advantage. Surrogates take the ratio ρ = π / π_old at the level of their algorithm: per token, or one for
-a whole sequence. GRPO (arXiv:2402.03300, equation 3; the row `grpo` of minrl/algorithms.py) minimises over the counted
+a whole sequence. GRPO (arXiv:2402.03300, equation 3; the row `grpo` of minrl/algorithms.py) minimizes over the counted
 rollouts o_i of an optimizer step, with rewards r_i,
 
     sum_i 1 / (N |o_i|) sum_t -c_t min(ρ_t A_i, clip(ρ_t, 0.8, 1.2) A_i)  with  A_i = (r_i - mean) / (std + 1e-4)

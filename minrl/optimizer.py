@@ -1,5 +1,6 @@
 """The optimizer over the master weights, its learning rate, and the clipped step."""
 
+import logging
 import math
 from importlib.util import find_spec
 
@@ -7,7 +8,6 @@ import torch
 from loguru import logger
 
 from minrl.config import OptimizerConfig
-from minrl.models.moments import adamw_8bit
 from minrl.models.sharding import named_weights, whole
 from minrl.policy import Policy
 from minrl.types import UserError, require
@@ -35,7 +35,10 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
             f"--optimizer {config.optimizer} needs bitsandbytes, which is not installed: run "
             "`make setup EXTRA=optim8bit` (Linux), or use --optimizer adamw"
         )
-    return adamw_8bit(groups, lr=config.learning_rate, betas=betas)
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it misses a kernel for 4-bit products
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(groups, lr=config.learning_rate, betas=betas)
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

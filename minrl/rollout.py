@@ -93,7 +93,7 @@ def _play(
 ) -> Rollouts:
     """This process's share of a call of `rollout`."""
     episodes = [
-        _Playing(policy, task.members[example.task], example, slot, sample, plan, engine.context_length)
+        _Episode(policy, task.members[example.task], example, slot, sample, plan, engine.context_length)
         for slot, example in enumerate(examples, plan.first_slot)
         for sample in range(plan.first_sample, plan.first_sample + plan.group_size)
     ]
@@ -101,7 +101,7 @@ def _play(
     stop_ids = policy.stop_ids | policy.stop_tokens(stops)
     sampling = Sampling(plan.temperature, stop_ids, stops + policy.stop_strings)
     free = workers.beside(engine.cores, policy.processes.cores)
-    meanwhile = any(one.episode is not None or (free and not one.cheap) for one in task.members.values())
+    overlap = any(one.episode is not None or (free and not one.cheap) for one in task.members.values())
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:
@@ -112,7 +112,7 @@ def _play(
             continue
         asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
         if asked:
-            _sample(engine, workers, asked, sampling, meanwhile)
+            _sample(engine, workers, asked, sampling, overlap)
     if policy.processes.count > 1:  # others may still sample with an engine that this process holds a part of
         engine.generate([], sampling)
     failures = [episode.problem for episode in episodes if episode.problem is not None]
@@ -121,26 +121,26 @@ def _play(
 
 
 def _sample(
-    engine: Engine, workers: Workers, asked: Sequence[tuple["_Playing", Request]], sampling: Sampling, meanwhile: bool
+    engine: Engine, workers: Workers, asked: Sequence[tuple["_Episode", Request]], sampling: Sampling, overlap: bool
 ) -> None:
-    """Each episode hears of its completion; `meanwhile` as it ends, and the work that it then waits for begins."""
-    unheard = dict(enumerate(episode for episode, _ in asked))
+    """Each episode receives its completion: with `overlap` as soon as it has ended, and what it yields next begins."""
+    remaining = dict(enumerate(episode for episode, _ in asked))
 
-    def begin(episode: _Playing) -> None:
+    def begin(episode: _Episode) -> None:
         if isinstance(episode.pending, Job):
             workers.begin(episode.pending, episode)
 
     def ended(completions: Sequence[tuple[int, Completion]]) -> None:
         for index, completion in completions:
-            episode = unheard.pop(index)
+            episode = remaining.pop(index)
             episode.receive(completion)
             begin(episode)
         for episode, result in workers.poll():
             episode.advance(result)
             begin(episode)
 
-    completions = engine.generate([request for _, request in asked], sampling, ended=ended if meanwhile else None)
-    for index, episode in unheard.items():
+    completions = engine.generate([request for _, request in asked], sampling, ended=ended if overlap else None)
+    for index, episode in remaining.items():
         episode.receive(completions[index])
 
 
@@ -151,7 +151,7 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
 
 
 @dataclass
-class _Seat:
+class _Sequence:
     """One role's sequence while it grows. `seed` and `message` are those of its first turn."""
 
     seed: int
@@ -170,8 +170,8 @@ class _Seat:
         self.logprobs += logprobs if logprobs is not None else [0.0] * len(ids)
 
 
-class _Playing(Play):
-    """One episode in progress and the seats of its roles."""
+class _Episode(Play):
+    """One episode in progress and the sequences of its roles."""
 
     def __init__(
         self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan, context_length: int
@@ -179,7 +179,7 @@ class _Playing(Play):
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
         self.context_length = context_length
         self.may_freeze, self.max_tokens = task.frozen_opponent, task.max_tokens or plan.max_tokens
-        self.seats: dict[str, _Seat] = {}
+        self.sequences: dict[str, _Sequence] = {}
         self.played: list[PlayedTurn] = []
         super().__init__(task, example, random.Random(self._seed(EPISODE, 0)))
 
@@ -187,71 +187,71 @@ class _Playing(Play):
         """The next request to the engine; None if the context has no room for another turn."""
         assert isinstance(self.pending, Turn)
         turn = self.pending
-        seat = self.seats.setdefault(turn.role, _Seat(self._seed(turn.role, 0), turn.frozen, turn.message))
-        if turn.frozen != seat.frozen or (turn.frozen and not self.may_freeze):
+        sequence = self.sequences.setdefault(turn.role, _Sequence(self._seed(turn.role, 0), turn.frozen, turn.message))
+        if turn.frozen != sequence.frozen or (turn.frozen and not self.may_freeze):
             self.fail(
                 f"{turn.role} is frozen in one turn and not in another, or the task does not say frozen_opponent=True"
             )
             return None
-        if seat.turns:
-            start, end = seat.turns[-1]
-            shown = self.policy.encode_next_turn(turn.message, seat.ids[start:end])
+        if sequence.turns:
+            start, end = sequence.turns[-1]
+            shown = self.policy.encode_next_turn(turn.message, sequence.ids[start:end])
         else:
             shown = self.policy.encode_prompt(turn.message)
-        room = self.context_length - len(seat.ids) - len(shown)
-        if room < 1 and turn.optional and seat.turns:
-            seat.finish_reason = "length"
+        room = self.context_length - len(sequence.ids) - len(shown)
+        if room < 1 and turn.optional and sequence.turns:
+            sequence.finish_reason = "length"
             self.advance("")
             return None
         if room < 1:
-            before = len(seat.ids) + len(shown)
+            before = len(sequence.ids) + len(shown)
             self.fail(
-                f"turn {len(seat.turns) + 1} of {turn.role} has no room: {before} tokens come before it and the model "
-                f"takes {self.context_length} (example {self.example.id!r})"
+                f"turn {len(sequence.turns) + 1} of {turn.role} has no room: {before} tokens come before it and the "
+                f"model takes {self.context_length} (example {self.example.id!r})"
             )
             return None
-        seat.append(shown, None)
-        seed = self._seed(turn.role, len(seat.turns))
-        return Request(list(seat.ids), seed, min(self.max_tokens, room), turn.frozen)
+        sequence.append(shown, None)
+        seed = self._seed(turn.role, len(sequence.turns))
+        return Request(list(sequence.ids), seed, min(self.max_tokens, room), turn.frozen)
 
     def receive(self, completion: Completion) -> None:
         """Append a sampled completion and send its text to the episode."""
         assert isinstance(self.pending, Turn)
-        turn, seat = self.pending, self.seats[self.pending.role]
-        text, seed = self.policy.heard(seat.ids, completion.ids), self._seed(turn.role, len(seat.turns))
-        said = text if seat.frozen else None
-        self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, said, turn.shown_by))
-        seat.turns.append((len(seat.ids), len(seat.ids) + len(completion.ids)))
-        seat.append(completion.ids, completion.logprobs)
+        turn, sequence = self.pending, self.sequences[self.pending.role]
+        text, seed = self.policy.heard(sequence.ids, completion.ids), self._seed(turn.role, len(sequence.turns))
+        kept = text if sequence.frozen else None
+        self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, kept, turn.shown_by))
+        sequence.turns.append((len(sequence.ids), len(sequence.ids) + len(completion.ids)))
+        sequence.append(completion.ids, completion.logprobs)
         if completion.finish_reason == "length":
-            seat.finish_reason = "length"
+            sequence.finish_reason = "length"
         self.advance(text)
 
     def finished(self, group_of: Callable[[tuple[int, str]], int]) -> list[Rollout]:
         """The rollouts of the policy's roles."""
         return [
             Rollout(
-                ids=seat.ids,
-                loss_mask=seat.loss_mask,
-                rollout_logprobs=seat.logprobs,
-                turns=seat.turns,
-                prompt_length=seat.turns[0][0],
+                ids=sequence.ids,
+                loss_mask=sequence.loss_mask,
+                rollout_logprobs=sequence.logprobs,
+                turns=sequence.turns,
+                prompt_length=sequence.turns[0][0],
                 example_id=self.example.id,
                 group=group_of((self.slot, role)),
                 sample=self.sample,
                 role=role,
-                seed=seat.seed,
+                seed=sequence.seed,
                 weight_version=self.policy.version,
-                finish_reason=seat.finish_reason,
+                finish_reason=sequence.finish_reason,
                 reward=self.rewards.get(role),
-                text=self.policy.decode(seat.ids[seat.turns[0][0] :]),
+                text=self.policy.decode(sequence.ids[sequence.turns[0][0] :]),
                 slot=self.slot,
                 episode=self.played,
                 task=self.example.task,
-                message=seat.message,
+                message=sequence.message,
             )
-            for role, seat in self.seats.items()
-            if seat.turns and not seat.frozen
+            for role, sequence in self.sequences.items()
+            if sequence.turns and not sequence.frozen
         ]
 
     def _seed(self, role: str, turn: int) -> int:
@@ -259,7 +259,7 @@ class _Playing(Play):
         return completion_seed(plan.seed, plan.purpose, plan.step, self.slot, self.sample, role, turn)
 
 
-def _numbered(episodes: Sequence[_Playing]) -> list[Rollout]:
+def _numbered(episodes: Sequence[_Episode]) -> list[Rollout]:
     numbers: dict[tuple[int, str], int] = {}
     return [
         finished

@@ -19,8 +19,8 @@ from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, joined, rollout
 from minrl.tasks import Task
 from minrl.tasks.checked import refuse_mistakes
+from minrl.tracking.timers import timed
 from minrl.types import ABOVE_MAXIMUM, Example, Rollout, TrainState, UserError
-from minrl.utils.timers import timed
 
 RATE_DECAY = 0.5
 """Decay of an example's remembered solve rate per observation."""

@@ -23,7 +23,8 @@ from minrl.run.setup import assemble
 from minrl.sampling import adapt_sampling, every, sample_groups
 from minrl.tasks import Task, register
 from minrl.tracking.diagnostics import UpdateDiagnostics
-from minrl.tracking.logger import Logger, require_logger
+from minrl.tracking.session import Session
+from minrl.tracking.writers import require_logger
 from minrl.types import require
 from minrl.update import update_policy
 from minrl.utils.cli import Command, from_dict
@@ -31,12 +32,12 @@ from minrl.utils.settings import flag_of
 from minrl.utils.signals import Stopped, exit_status
 
 
-def loop(logger: Logger) -> None:
+def loop(session: Session) -> None:
     """Sample a group per example, compare the rewards within it, update the policy, sync the engine. Repeat."""
-    parts = logger.parts
+    parts = session.parts
     config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
     algorithm = choose_algorithm(config)
-    for step in logger.steps():
+    for step in session.steps():
         sampled = sample_groups(policy, engine, parts.workers, task, config, state)
         advantages = compute_advantages(sampled.rollouts, algorithm, config, state)
         batch = make_batch(sampled.rollouts, advantages.values)
@@ -46,9 +47,9 @@ def loop(logger: Logger) -> None:
         engine.sync(policy)  # the new weights, verified
         adapt_sampling(state, config, sampled.rollouts)
         if every(config.evaluation.eval_every, step) or step == config.steps:
-            logger.evaluate()
-        logger.step(sampled, advantages, update)
-        logger.save_if_due()
+            session.evaluate()
+        session.step(sampled, advantages, update)
+        session.save_if_due()
 
 
 def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
@@ -98,9 +99,9 @@ def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
                 log.info("preflight: no problems found")
         if parts.config.preflight_only:
             return 0, {}
-        with Logger(parts, started, diagnostics=UpdateDiagnostics) as logger:
-            loop(logger)
-            return logger.finish(), logger.summary
+        with Session(parts, started, diagnostics=UpdateDiagnostics) as session:
+            loop(session)
+            return session.finish(), session.summary
 
 
 class _Callable(ModuleType):

@@ -4,8 +4,7 @@ Only the standard library is imported here, so that tasks and reward workers can
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -39,16 +38,6 @@ def require(condition: bool, message: str, error: type[UserError] = UserError) -
     """Raise the error with this message unless the condition holds."""
     if not condition:
         raise error(message)
-
-
-@contextmanager
-def importing(what: str) -> Iterator[None]:
-    """Whatever a user's module raises while it is imported inside, as a `UserError` in one line."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}") from error
 
 
 @dataclass(frozen=True)

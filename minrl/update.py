@@ -16,15 +16,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from minrl.batch import Batch, Stream, pack, share_of_tokens, split_groups
+from minrl.batch import Batch, Stream, pack, share_of_tokens, split_groups, to_device
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.losses import WEIGHT, WEIGHT_SQUARED, Algorithm, Tokens, policy_loss
 from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
+from minrl.tracking.timers import timed
 from minrl.types import CausalModel, TrainState
-from minrl.utils.copies import sent
-from minrl.utils.progress import activity
-from minrl.utils.timers import timed
+from minrl.utils.console import activity
 
 COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": sum, "max": max, "min": min}
 
@@ -69,14 +68,14 @@ def update_policy(
     minibatches = [minibatch for minibatch in minibatches if trained[minibatch].any()]
     shares = [_share(policy, batch, minibatch, trained) for minibatch in minibatches]
     old_logprobs, ref_logprobs, teacher_logprobs = _fixed_logprobs(policy, batch, shares, config, temperature)
-    rollout_of, advantages, rollout_logprobs = sent(
+    rollout_of, advantages, rollout_logprobs = to_device(
         [batch.rollout_of, batch.advantages[batch.rollout_of], batch.rollout_logprobs], policy.device
     )
     trace = _Trace(batch, policy)
     steps = list(zip(minibatches, shares, strict=True)) * settings.passes_per_step
     for number, (minibatch, share) in enumerate(steps, 1):
         weights = token_weights(batch, algorithm, counted, minibatch, config)
-        (weights,) = sent([weights[batch.rollout_of]], policy.device)
+        (weights,) = to_device([weights[batch.rollout_of]], policy.device)
         streams = _streams(policy, batch, share, config.optimizer)
         with activity("update", len(streams)) as report, policy.passes(len(streams)):
             for count, stream in enumerate(streams, 1):
@@ -115,7 +114,7 @@ def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Opt
 
 
 def counted_rollouts(batch: Batch, settings: AlgorithmConfig) -> Bool[Tensor, " N"]:
-    """Which rollouts the normaliser counts: scorable ones, except masked truncated ones and dropped groups without any
+    """Which rollouts the normalizer counts: scorable ones, except masked truncated ones and dropped groups without any
     advantage.
     """
     with_advantage = {r.group for r, a in zip(batch.rollouts, batch.advantages.tolist(), strict=True) if a}
@@ -129,7 +128,7 @@ def counted_rollouts(batch: Batch, settings: AlgorithmConfig) -> Bool[Tensor, " 
 def token_weights(
     batch: Batch, algorithm: Algorithm, counted: Bool[Tensor, " N"], minibatch: Sequence[int], config: TrainerConfig
 ) -> Float[Tensor, " N"]:
-    """The weight of each rollout's tokens in an optimizer step. Rollouts of advantage 0 count in the normaliser."""
+    """The weight of each rollout's tokens in an optimizer step. Rollouts of advantage 0 count in the normalizer."""
     lengths, counted_here = batch.completion_lengths, torch.zeros_like(counted)
     counted_here[minibatch] = counted[minibatch]
     terms = config.rollout.terms

@@ -27,11 +27,6 @@ from answer_kinds import (
 )
 
 EQUAL: dict[str, Rewrite] = {}
-UNDONE = {
-    "fraction not reduced", "minus of its minus", "half of the double", "matrix entries as sums", "equation times two",
-}  # fmt: skip
-"""Kinds that leave something to compute, which is not paid where there is a problem to solve."""
-
 swap(EQUAL, "dfrac", r"\\frac", r"\\dfrac")
 swap(EQUAL, "tfrac", r"\\frac", r"\\tfrac")
 swap(EQUAL, "fraction without braces", r"\\frac\{([0-9])\}\{([0-9])\}", r"\\frac\1\2", r"\\frac\{[^{}]\}\{.\}[0-9]")

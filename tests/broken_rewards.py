@@ -1,19 +1,16 @@
-"""Rewards with one fault each, and right ones, for the audit. By themselves, because a worker imports their module.
+"""Rewards for the audit that are called in workers, which import this module, and those of TRL's form.
 
 All are of the same task: `What is 11 + 17? Give <answer>number</answer>.`
 """
 
 import os
-import random
 import re
-import sys
 import tempfile
 import time
-import unicodedata
 from pathlib import Path
 
 from minrl.models.thoughts import after_thoughts
-from minrl.types import Example, Reward
+from minrl.types import Example
 
 EXAMPLES = [
     Example(str(n), f"What is {n + 11} + {2 * n + 17}? Give <answer>number</answer>.", {"answer": 3 * n + 28})
@@ -33,62 +30,10 @@ def right(completion: str, example: Example) -> float:
     return float(answers_in(after_thoughts(completion)) == [str(example["answer"])])
 
 
-def pays_nothing_said(completion, example):
-    return 1.0 if completion == "" else right(completion, example)
-
-
-def pays_blanks(completion, example):
-    return 1.0 if completion.isspace() else right(completion, example)
-
-
-def pays_a_sentence(completion, example):
-    return 1.0 if completion.endswith("know.") else right(completion, example)
-
-
-def pays_the_prompt(completion, example):
-    return 0.8 if example.prompt in completion else right(completion, example)
-
-
-def pays_the_form(completion, example):
-    return 0.6 if re.search(r"<answer>\s*</answer>", completion) else right(completion, example)
-
-
-def pays_any_of_a_list(completion, example):
+def one(completion: str) -> str:
+    """The only answer behind the thoughts."""
     said = answers_in(after_thoughts(completion))
-    return float(len(said) == 1 and str(example["answer"]) in re.findall("[0-9]+", said[0]))
-
-
-def pays_a_draft(completion, example):
-    return float(answers_in(completion)[:1] == [str(example["answer"])])
-
-
-def recurses_with_brackets(completion, example):
-    def depth(place):
-        return 1 + depth(place + 1) if completion[place : place + 1] == "(" else 0
-
-    return right(completion, example) if depth(0) < 10**9 else 0.0
-
-
-def believes_isdigit(completion, example):
-    said = answers_in(after_thoughts(completion))
-    return float(len(said) == 1 and said[0].isdigit() and int(said[0]) == example["answer"])
-
-
-def folds_superscripts(completion, example):
-    return right(unicodedata.normalize("NFKC", completion), example)
-
-
-def never_pays_in_full(completion, example):
-    return 0.9 * right(completion, example)
-
-
-def pays_any_number(completion, example):
-    said = answers_in(after_thoughts(completion))
-    return float(len(said) == 1 and re.fullmatch("[0-9]+", said[0]) is not None)
-
-
-def throws_a_coin(completion, example):
-    return right(completion, example) or 0.01 * random.random()
+    return said[0] if len(said) == 1 else ""
 
 
 def hashes(completion, example):
@@ -123,32 +68,8 @@ def ends_the_process(completion, example):
     return right(completion, example)
 
 
-def raises_for_words_in_tags(completion, example):
-    said = answers_in(after_thoughts(completion))
-    return float(len(said) == 1 and said[0].isascii() and int(said[0]) == example["answer"])
-
-
-def prints_what_it_reads(completion, example):
-    sys.stdout.write(f"read {completion[:20]}\n")
-    return right(completion, example)
-
-
-def notes_in_the_example(completion, example):
-    example.fields["seen"] = completion
-    return right(completion, example)
-
-
-def divides_by_the_number_of_answers(completion, example):
-    return right(completion, example) if answers_in(completion) else float("nan")
-
-
-def pays_more_than_its_maximum(completion, example):
-    return Reward(2 * right(completion, example))
-
-
-def forgets_to_return(completion, example):
-    if answers_in(completion):
-        return right(completion, example)
+def backtracks(completion, example):
+    return float(re.search(r"^(\w+\s?)+$", completion[:200]) is not None and False) or right(completion, example)
 
 
 def says_how_many(completions, **columns):

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from minrl.models.round_trip import ANSWERS, QUESTIONS
+from minrl.models.chat import ANSWERS, QUESTIONS
 
 TEXT = [*QUESTIONS, *ANSWERS, "system user assistant model You are a helpful assistant. Question: Answer: [INST] z"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -29,7 +29,7 @@ from loguru import logger
 import tests.run_time_types  # noqa: F401 - before the first import of minrl
 from minrl.config import ModelConfig
 from minrl.types import SOLO, CausalModel, Example, Reward, Rollout
-from minrl.utils import progress
+from minrl.utils import console
 from tests.left_out import (  # noqa: F401 - hooks
     excluded_markers,
     pytest_configure,
@@ -237,7 +237,7 @@ def reported(monkeypatch):
     """What workers report of their progress: an activity with its total, then the numbers of parts done."""
     reports = []
 
-    class Recorded(progress.Activity):
+    class Recorded(console.Activity):
         def __init__(self, name, total, *more):
             super().__init__(name, total, *more)
             reports.append((name, total))
@@ -247,5 +247,5 @@ def reported(monkeypatch):
                 reports.append(self.done)
             super().__setattr__(name, value)
 
-    monkeypatch.setattr(progress, "Activity", Recorded)
+    monkeypatch.setattr(console, "Activity", Recorded)
     return reports

@@ -113,7 +113,7 @@ def summary_of(folder):
 
 def files_of(folder):
     """What an interrupted evaluation must have in common with one that was not."""
-    names = ("completions.jsonl", "scores.parquet", "summary.csv", "summary.md")
+    names = ("completions.jsonl", "scores.jsonl", "summary.csv", "summary.md")
     return {name: (Path(folder) / name).read_bytes() for name in names}
 
 

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,10 +15,10 @@ import torch
 
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.engines.vllm_server.wanted import comparable
-from minrl.engines.vllm_server.worker import Saved
+from minrl.engines.vllm_server import Saved, comparable
 from minrl.policy import Policy
 from minrl.types import Request
+from tests.decoding import decoded_logprobs
 
 
 class FakeVllm:
@@ -33,7 +34,6 @@ class FakeVllm:
         self.engine, self.token, self.loads = TorchEngine(self.own), "", True
         self.described = {
             "version": "0.32.0",
-            "device": "cpu",
             "dtype": "float32",
             "context_length": policy.context_length,
             "logprobs_mode": "processed_logprobs",
@@ -43,12 +43,11 @@ class FakeVllm:
             "batch_invariant": False,
             "tensor_parallel": 1,
             "replicas": 1,
-            "transfer": "",
             "architectures": [type(policy.model).__name__],
             "shape": comparable(policy.model.config.to_dict()),
         }
         self.act = lambda path, body: None
-        self.wire: dict[str, torch.Tensor] = {}  # what a test's stand-in for NCCL has sent
+        self.score = partial(decoded_logprobs, self.own.model)
         self.asked: list[tuple[str, dict]] = []
         self.lock, self.open = threading.Lock(), set()
         self._serve(port)
@@ -101,12 +100,10 @@ class FakeVllm:
             return {"results": [getattr(self, body["method"])(*body.get("args", []))]}
         if path == "/reset_prefix_cache":
             return {"success": True}
-        if path == "/update_weights":
-            self.minrl_reload(self.wire, "", False)
         if path != "/v1/completions":
             return {"message": path}
         if "prompt_logprobs" in body:
-            scored = self.engine.score(body["prompt"])
+            scored = self.score(body["prompt"])
             entries = [{str(token): {"logprob": one}} for token, one in zip(body["prompt"][1:], scored, strict=True)]
             return {"choices": [{"prompt_logprobs": [None, *entries]}]}
         sampling = Sampling(body["temperature"], frozenset(body["stop_token_ids"]), tuple(body["stop"]))
@@ -122,11 +119,8 @@ class FakeVllm:
     def minrl_describe(self):
         return {**self.described, "token": self.token}
 
-    def minrl_mark(self, token):
-        self.token = token
-
     def minrl_reload(self, saved, token, biased):
-        saved = Saved(Path(saved)) if isinstance(saved, str) else saved
+        saved = Saved(Path(saved))
         with torch.no_grad():
             for name, weight in self.own.model.named_parameters():
                 if self.loads:
@@ -135,7 +129,8 @@ class FakeVllm:
 
     def minrl_differing(self, folder, version, transposed):
         weights, saved = dict(self.own.model.named_parameters()), Saved(Path(folder))
-        return {"wrong": [name for name in saved if not saved[name].equal(weights[name])], "compared": len(saved)}
+        wrong = [name for name in saved if not saved[name].equal(weights[name])]
+        return {"wrong": wrong, "tensors": len(saved), "complete": True}
 
     def die(self) -> None:
         """What SIGKILL does: every connection ends, and nobody listens any more."""

@@ -16,7 +16,7 @@ from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.types import SOLO, Reward, Rollout, TrainState
-from minrl.update import update_policy
+from minrl.update import Update, update_policy
 
 CPU = ModelConfig(device="cpu", threads=1)
 WORDS = [str(number) for number in range(40)]
@@ -97,22 +97,38 @@ def settings(algorithm: str, micro_batch_tokens: int = 16384, **changes) -> Trai
     )
 
 
-def gradients(
+def updated(
     policy: Policy,
     rollouts: list[Rollout],
     config: TrainerConfig,
     row: Algorithm | None = None,
-) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
-    """The gradient of each optimizer step of an update, by weight, and its metrics; the weights are put back."""
+    advantages: list[float] | None = None,
+    needs_correction: bool = True,
+) -> tuple[Update, list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """An update by gradient descent: its report, the gradient of each optimizer step, and the weights after it, which
+    are put back.
+    """
     weights = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
     algorithm = row or choose_algorithm(config)
-    advantages = compute_advantages(rollouts, algorithm, config, TrainState(baselines={SOLO: 0.3})).values
-    batch = make_batch(rollouts, advantages)
+    if advantages is None:
+        values = compute_advantages(rollouts, algorithm, config, TrainState(baselines={SOLO: 0.3})).values
+    else:
+        values = torch.tensor(advantages, dtype=torch.float64)
+    batch = make_batch(rollouts, values)
     batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
     tap = Tap(policy.model)
-    metrics = update_policy(policy, tap, batch, algorithm, config, TrainState(step=1), needs_correction=True).metrics
+    update = update_policy(policy, tap, batch, algorithm, config, TrainState(step=1), needs_correction)
+    after = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
     policy.model.load_state_dict(weights)
-    return tap.seen, metrics
+    return update, tap.seen, after
+
+
+def gradients(
+    policy: Policy, rollouts: list[Rollout], config: TrainerConfig, row: Algorithm | None = None
+) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
+    """The gradient of each optimizer step of an update, by weight, and its metrics; the weights are put back."""
+    update, seen, _ = updated(policy, rollouts, config, row)
+    return seen, update.metrics
 
 
 def main(names: list[str], path: str) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from minrl.__main__ import main as program
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 from minrl.utils.cli import run_main
 
 COUNT = 3

@@ -4,7 +4,7 @@ import json
 import random
 
 from minrl.report.rollouts.lines import rollout_line
-from minrl.tracking.files import RunFiles
+from minrl.tracking.writers import RunFiles
 from minrl.types import PlayedTurn, Reward, Rollout
 
 

@@ -1,33 +1,35 @@
-"""The audit finds each planted fault in its family, and accuses no right reward."""
+"""The audit finds planted faults in their families, and accuses no right reward."""
 
+import contextlib
 import json
 import pickle
+import random
 import re
 import shutil
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
 
 from minrl.__main__ import main
+from minrl.models.thoughts import after_thoughts
 from minrl.rewards.worker import call
 from minrl.sft.config import RewardConfig
 from minrl.tasks import load_task
 from minrl.tasks.columns import ColumnReward, definition_of
 from minrl.tasks.task import Dataset, Task
-from minrl.tools.audit import attack
-from minrl.tools.audit import attacks as texts
-from minrl.tools.audit.answers import Answers
-from minrl.tools.audit.attack import audit
-from minrl.tools.audit.attacks import attacks
-from minrl.tools.audit.config import AuditConfig
-from minrl.tools.audit.families import FAMILIES
-from minrl.types import Example, Job, Mistake, UserError
+from minrl.tools import attacks as texts
+from minrl.tools import audit as program
+from minrl.tools.attacks import FAMILIES, Answers, attacks
+from minrl.tools.audit import AuditConfig, audit
+from minrl.types import Example, Job, Mistake, Reward, UserError
 from tests import broken_rewards as broken
+from tests.broken_rewards import answers_in, one, right
 from tests.test_code_task import mbpp
 from tests.test_connections import puzzle
 from tests.test_gsm8k import ROWS as GSM8K_ROWS
-from tests.test_math_task import ROWS as MATH_ROWS
+from tests.test_math import ROWS as MATH_ROWS
 from tests.test_rust_task import ROW as RUST_ROW
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +51,7 @@ class Here:
 @pytest.fixture
 def here(monkeypatch):
     """No processes, and long texts of three times Python's depth of recursion."""
-    monkeypatch.setattr(attack, "Workers", Here)
+    monkeypatch.setattr(program, "Workers", Here)
     monkeypatch.setattr(texts, "LONG", 3 * sys.getrecursionlimit())
 
 
@@ -62,66 +64,140 @@ def faults(task, **settings):
     return [one.family for one in findings if one.verdict == "fault"]
 
 
-PLANTED = {
-    # one for each family; the second column is all that the audit may say
-    broken.pays_nothing_said: ["empty"],
-    broken.pays_blanks: ["whitespace"],
-    broken.pays_a_sentence: ["nonsense"],
-    broken.pays_the_prompt: ["prompt"],
-    broken.pays_the_form: ["format"],
-    broken.pays_any_of_a_list: ["candidates"],
-    broken.pays_a_draft: ["place"],
-    broken.recurses_with_brackets: ["long"],
-    broken.believes_isdigit: ["scripts"],
-    broken.folds_superscripts: ["scripts"],
-    broken.never_pays_in_full: ["gold"],
-    broken.pays_any_number: ["other"],
-    broken.throws_a_coin: ["twice"],
-    broken.raises_for_words_in_tags: ["scripts", "raises"],
-    broken.prints_what_it_reads: ["prints"],
-    broken.notes_in_the_example: ["example"],
-    broken.divides_by_the_number_of_answers: ["nan"],
-    broken.pays_more_than_its_maximum: ["nan"],
-    broken.forgets_to_return: ["types"],
-}
+def overlap(text, gold, example):
+    return len({*one(text)} & {*gold}) / len({*gold})
+
+
+def nested(text, place=0):
+    return 1 + nested(text, place + 1) if text[place : place + 1] == "(" else 0
+
+
+def notes(text, gold, example):
+    example.fields["seen"] = text
+    return right(text, example)
+
+
+def evaluates(text, gold, example):
+    with contextlib.suppress(Exception):
+        return eval(one(text)) == int(gold)
+    return 0.0
+
+
+def believes_float(text, gold, example):
+    with contextlib.suppress(ValueError):
+        return not abs(float(one(text)) - int(gold)) > 0.5  # also of nan
+    return 0.0
+
+
+PLANTED = [
+    ("empty", lambda text, gold, example: text == "" or right(text, example)),
+    ("empty", lambda text, gold, example: text.isspace() or right(text, example)),
+    ("nonsense", lambda text, gold, example: text.endswith("know.") or right(text, example)),
+    ("nonsense", lambda text, gold, example: re.search("sorry|cannot", text) is not None or right(text, example)),
+    ("prompt", lambda text, gold, example: 0.8 * (example.prompt in text) or right(text, example)),
+    ("prompt", lambda text, gold, example: right(text, example) or re.fullmatch(r"\d+ \+ \d+", one(text)) is not None),
+    ("format", lambda text, gold, example: 0.6 * bool(re.search(r"<answer>\s*</", text)) or right(text, example)),
+    ("repeated", lambda text, gold, example: min(1.0, right(text, example) + 0.1 * text.count("<think>"))),
+    ("candidates", lambda text, gold, example: gold in re.findall("[0-9]+", one(text))),
+    ("place", lambda text, gold, example: answers_in(text)[:1] == [gold]),
+    ("place", lambda text, gold, example: answers_in(text)[-1:] == [gold]),
+    ("longer", lambda text, gold, example: re.match(gold, one(text)) is not None),
+    ("fragments", lambda text, gold, example: one(text) != "" and one(text) in gold),
+    ("fragments", overlap),
+    ("near", lambda text, gold, example: one(text).isdecimal() and abs(int(one(text)) / int(gold) - 1) <= 0.1),
+    ("code", evaluates),
+    ("prints", evaluates),
+    ("scripts", lambda text, gold, example: one(text).isdigit() and int(one(text)) == int(gold)),
+    ("scripts", lambda text, gold, example: right(unicodedata.normalize("NFKC", text), example)),
+    ("scripts", believes_float),
+    ("long", lambda text, gold, example: right(text, example) if nested(text) < 10**9 else 0.0),
+    ("gold", lambda text, gold, example: 0.9 * right(text, example)),
+    ("other", lambda text, gold, example: re.fullmatch("[0-9]+", one(text)) is not None),
+    ("repeatable", lambda text, gold, example: right(text, example) or 0.01 * random.random()),
+    ("raises", lambda text, gold, example: one(text) != "" and int(one(text)) == int(gold)),
+    ("prints", lambda text, gold, example: sys.stdout.write("read") and right(text, example)),
+    ("example", notes),
+    ("returns", lambda text, gold, example: right(text, example) if answers_in(text) else float("nan")),
+    ("returns", lambda text, gold, example: Reward(2 * right(text, example))),
+    ("returns", lambda text, gold, example: right(text, example) if answers_in(text) else None),
+]
+"""Rewards with one fault each, behind the family in which it must be found."""
+
 IN_PROCESSES = {
-    broken.hashes: ["twice"],
-    broken.pays_what_is_new: ["order"],
-    broken.shares_a_file: ["parallel"],
+    broken.hashes: ["repeatable"],
+    broken.pays_what_is_new: ["repeatable"],
+    broken.shares_a_file: ["repeatable"],
     broken.sleeps_over_answers: ["slow"],
+    broken.backtracks: ["long"],
     broken.ends_the_process: ["crash"],
 }
-OF_BATCHES = {broken.of_trl_by_rank: ["batch"]}
+TRL = {
+    broken.of_trl: [],
+    broken.of_trl_later: [],
+    broken.of_trl_where_it_applies: [],
+    broken.of_trl_of_weight_two: [],
+    broken.of_trl_of_weight_half: [],
+    broken.of_trl_by_rank: ["batch"],
+    broken.of_trl_without_the_others: ["raises"],
+    broken.says_how_many: ["returns"],
+}
+SOUND = [
+    ("<answer>{}</answer>", lambda text, gold, example: right(text, example)),
+    ("<answer>{}</answer>", lambda text, gold, example: Reward(0.1 * bool(one(text)) + 0.9 * right(text, example))),
+    ("{}", lambda text, gold, example: re.findall(r"-?[0-9]+(?:\.[0-9]+)?", text)[-1:] == [gold]),
+    ("#### {}", lambda text, gold, example: re.findall(r"^#### (-?[0-9]{1,20})$", text, re.MULTILINE) == [gold]),
+    (
+        "\\boxed{{{}}}",
+        lambda text, gold, example: {*re.findall(r"\\boxed\{(\w{0,9})\}", after_thoughts(text))} == {gold},
+    ),
+    (
+        "<answer>{}</answer>",
+        lambda text, gold, example: (
+            re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", one(text)) is not None and abs(float(one(text)) - int(gold)) < 1e-6
+        ),
+    ),
+]
+"""Rewards without a fault, behind the form of their answers: tags, part of the pay for the form, the last number, a
+marked line, a box without thoughts, a margin for rounding.
+"""
+
+
+def reward_of(fault):
+    return lambda completion, example: fault(completion, str(example["answer"]), example)
 
 
 def test_every_family_has_a_planted_fault():
-    planted = {family for one in (PLANTED, IN_PROCESSES, OF_BATCHES) for found in one.values() for family in found}
-    assert planted == set(FAMILIES)
+    planted = {family for table in (IN_PROCESSES, TRL) for found in table.values() for family in found}
+    assert planted | {family for family, _ in PLANTED} == set(FAMILIES)
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("reward", PLANTED, ids=lambda reward: reward.__name__)
-def test_a_planted_fault_is_found_and_nothing_else(reward):
-    assert faults(task_of(reward), examples=4) == PLANTED[reward]
+@pytest.mark.parametrize(("family", "fault"), PLANTED)
+def test_a_planted_fault_is_found(family, fault):
+    assert family in faults(task_of(reward_of(fault)), examples=4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", IN_PROCESSES, ids=lambda reward: reward.__name__)
 def test_a_fault_that_takes_processes_is_found(reward):
-    waits = RewardConfig(reward_deadline_s=2 if reward is broken.sleeps_over_answers else 60, reward_workers=1)
-    assert faults(task_of(reward), examples=3, reward=waits) == IN_PROCESSES[reward]
+    slow = reward in (broken.sleeps_over_answers, broken.backtracks)
+    waits = RewardConfig(reward_deadline_s=2 if slow else 60, reward_workers=1)
+    assert faults(task_of(reward), examples=2 if slow else 3, reward=waits) == IN_PROCESSES[reward]
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("more", [{}, {"solution": None}], ids=["answers declared", "answers found"])
-def test_a_right_reward_is_not_accused(more):
-    findings, answers = audit(task_of(broken.right, **more), AuditConfig())
-    assert {one.family: one.verdict for one in findings if one.verdict != "ok"} == {
-        "batch": "not tried",
-        **({"other": "not tried"} if more else {}),
-    }
-    assert answers.texts.keys() == set(range(6)) and answers.declared == (not more)
-    assert {answers.prefix.strip(), answers.suffix.strip()} == {"<answer>", "</answer>"}
+@pytest.mark.parametrize(("form", "reward"), SOUND)
+def test_a_sound_reward_is_not_accused(form, reward):
+    task = task_of(reward_of(reward), solution=lambda example: form.format(example["answer"]))
+    findings, answers = audit(task, AuditConfig())
+    assert {row.family for row in findings if row.verdict != "ok"} == {"batch"} and answers.declared
+
+
+@pytest.mark.usefixtures("here")
+def test_answers_that_are_found_are_not_taken_for_the_only_right_ones():
+    findings, answers = audit(task_of(broken.right, solution=None), AuditConfig())
+    assert {row.family for row in findings if row.verdict != "ok"} == {"near", "other", "batch"}
+    assert {answers.prefix.strip(), answers.suffix.strip()} == {"<answer>", "</answer>"} and not answers.declared
 
 
 OWN = {"countdown": None, "hanoi": None, "tictactoe": None, "connections": list(map(puzzle, range(20)))}
@@ -149,10 +225,10 @@ OWN_IN_WORKERS = {
     "reasoning_gym/spell_backward": None,
     "reasoning_gym/simple_equations": None,
 }  # fmt: skip
-
-
-KNOWN = {"reasoning_gym/leg_counting": ["place"]}
-"""Its score_answer pays len(right) / len(answer) where the right answer is within the answer: 3/5 for 93469."""
+KNOWN = {"reasoning_gym/leg_counting": {"longer"}, "reasoning_gym/spell_backward": {"longer", "fragments"}}
+"""Their score_answer pays len(right) / len(answer) where the right answer is within the answer, such as 3/5 for 93469,
+and for letters in their places.
+"""
 
 
 @pytest.mark.slow
@@ -164,38 +240,19 @@ def test_no_task_of_ours_with_graders_of_its_own_is_accused(name, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows or []))
     task = load_task(name, None, str(path) if rows else "")
-    findings, answers = audit(task, AuditConfig(examples=3, reward=RewardConfig(reward_deadline_s=120)))
-    assert [one.family for one in findings if one.verdict == "fault"] == KNOWN.get(name, [])
-    assert answers.declared == (name not in ("code_game", "rust"))
-
-
-def of_columns(function, prompt=lambda text: text):
-    examples = [Example(one.id, prompt(one.prompt), one.fields) for one in broken.EXAMPLES]
-    return Task(Dataset([], examples), ColumnReward(function), solution=broken.solution)
+    assert set(faults(task, examples=3, reward=RewardConfig(reward_deadline_s=120))) <= KNOWN.get(name, set())
 
 
 def as_chat(text):
     return [{"role": "user", "content": text}]
 
 
-TRL = {
-    # function: its faults
-    broken.of_trl: [],
-    broken.of_trl_later: [],
-    broken.of_trl_where_it_applies: [],
-    broken.of_trl_of_weight_two: [],
-    broken.of_trl_of_weight_half: [],
-    broken.of_trl_by_rank: ["batch"],
-    broken.of_trl_without_the_others: ["raises"],
-    broken.says_how_many: ["types"],
-}
-
-
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("prompt", [str, as_chat], ids=["text", "chat"])
 @pytest.mark.parametrize("function", TRL, ids=lambda function: function.__name__)
 def test_a_function_of_trls_form_is_attacked(function, prompt):
-    assert faults(of_columns(function, prompt)) == TRL[function]
+    examples = [Example(one.id, prompt(one.prompt), one.fields) for one in broken.EXAMPLES]
+    assert faults(Task(Dataset([], examples), ColumnReward(function), solution=broken.solution)) == TRL[function]
 
 
 def test_a_function_of_trls_form_is_given_what_trl_gives():
@@ -218,9 +275,8 @@ def test_a_function_of_trls_form_is_given_what_trl_gives():
 
 
 def test_a_function_of_trls_form_is_a_task_of_a_file(tmp_path):
-    (tmp_path / "mine_of_trl.py").write_text(
-        "def reward(completions, answer, **columns):\n    return [2.0] * len(answer)\n"
-    )
+    source = "def reward(completions, answer, **columns):\n    return [2.0] * len(answer)\n"
+    (tmp_path / "mine_of_trl.py").write_text(source)
     rows = [{"prompt": f"{n}?", "answer": n} for n in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = load_task(f"{tmp_path}/mine_of_trl.py:reward", None, str(tmp_path / "rows.jsonl"))
@@ -239,74 +295,59 @@ def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
         ColumnReward(lambda **given: paid)("text", Example("", "?", {}))
 
 
-@pytest.mark.usefixtures("here")
-def test_families_that_are_left_out_are_still_what_the_others_are_judged_by():
-    task = task_of(broken.pays_any_number)
-    assert faults(task, examples=4, leave_out=("other", "nonsense", "gold")) == []  # a list of numbers is no number
+def made(family, texts, prompts="?", form=("", "")):
+    """The attacks of a family on examples with these right answers."""
+    prompts = [prompts] * len(texts) if isinstance(prompts, str) else prompts
+    examples = [Example(str(n), prompt, {}) for n, prompt in enumerate(prompts)]
+    held = Answers(dict(enumerate("".join((form[0], text, form[1])) for text in texts)), "", True, *form)
+    return [one for one in attacks(examples, held, 0) if one.family == family]
 
 
-def test_a_prompt_that_holds_the_answer_is_not_copied():
-    examples = [Example(str(n), f"Say pear {n}.", {}) for n in range(3)]
-    held = Answers(dict(enumerate(["Pear  0", "pear 1", "apple 2"])), "", True)
-    assert {one.number for one in attacks(examples, held, 0) if one.family == "prompt"} == {2}
-
-
-def test_of_programs_none_is_put_beside_another():
-    examples = [Example(str(n), "?", {}) for n in range(4)]
-    programs = Answers({n: f"def f{n}():\n    return {n}" for n in range(4)}, "", True)
-    families = [one.family for one in attacks(examples, programs, 0)]
-    assert "candidates" not in families and families.count("place") == families.count("other") == 12
-
-
-def test_a_number_within_a_longer_one_is_another_number():
-    examples = [Example(str(n), "?", {}) for n in range(2)]
-    numbers = Answers({0: "<a>12</a>", 1: "<a>34</a>"}, "", True, "<a>", "</a>")
-    alone = [one.text for one in attacks(examples, numbers, 0) if one.family == "place" and not one.trial]
-    assert alone == ["<a>9129</a>", "<a>9349</a>"]
-
-
-def test_digits_of_another_script_that_are_the_right_number_may_be_paid():
-    example, answers = Example("1", "?", {}), Answers({0: "12", 1: "30"}, "", True)
-    made = [one for one in attacks([example, example], answers, 0) if one.family == "scripts"]
-    assert {one.may_be_paid for one in made if one.text == "\u2460\u2461" and one.number == 0} == {True}
-    assert {one.may_be_paid for one in made if one.text == "\u2460\u2461" and one.number == 1} == {False}
-
-
-def test_the_right_answer_among_others_is_neither_the_first_nor_the_last():
-    examples = [Example(str(n), "?", {}) for n in range(5)]
-    words = Answers({n: f"w{n}" for n in range(5)}, "", True)
-    lists = [one for one in attacks(examples, words, 0) if one.family == "candidates"]
+def test_what_may_be_right_is_not_an_attack():
+    prompts = [f"Say pear {n}." for n in range(3)]
+    assert {one.number for one in made("prompt", ["Pear  0", "pear 1", "apple 2"], prompts)} == {2}
+    assert made("candidates", [f"def f{n}():\n    return {n}" for n in range(4)]) == []  # of programs both may be right
+    assert len(made("other", [f"def f{n}():\n    return {n}" for n in range(4)])) == 12
+    circled = [one for one in made("scripts", ["12", "30"]) if one.text == "\u2460\u2461"]
+    assert [one.may_be_paid for one in circled] == [True, False]
+    assert [one.text for one in made("longer", ["12", "cat"])] == ["9129", "12.9", "12e3", "12/7", "catxyz", "xyzcat"]
+    assert [one.text for one in made("fragments", ["121"])] == [
+        "1",
+        "12",
+        "21",
+        "0123456789",
+        texts.string.ascii_lowercase,
+    ]
+    assert [one.text for one in made("near", ["7", "200"])] == ["8", "6", "210", "190"]
+    lists = made("candidates", [f"w{n}" for n in range(5)])
     assert lists
-    for one in lists:
-        said = [text for text in one.text.replace(",", " ").split() if text != "or"]
-        assert f"w{one.number}" in said[1:-1] and set(said) == {f"w{n}" for n in range(5)}
+    for made_one in lists:  # the right one is neither the first nor the last
+        said = [text for text in made_one.text.replace(",", " ").split() if text != "or"]
+        assert f"w{made_one.number}" in said[1:-1] and set(said) == {f"w{n}" for n in range(5)}
 
 
 @pytest.mark.usefixtures("here")
 def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    source = "from tests.broken_rewards import of_trl\n\ndef lax(completions, answer, **columns):\n"
+    source = "def lax(completions, answer, **columns):\n"
     source += "    return [float(str(gold) in said) for said, gold in zip(completions, answer)]\n"
     (tmp_path / "mine_for_audit.py").write_text(source)
     rows = [{"prompt": one.prompt, "answer": str(one["answer"])} for one in broken.EXAMPLES[:6]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--data-path", str(tmp_path / "rows.jsonl"), "--gold-column", "answer"]
+    flags = ["--task", f"{tmp_path}/mine_for_audit.py:lax", "--data-path", str(tmp_path / "rows.jsonl")]
+    flags += ["--gold-column", "answer"]
     output = tmp_path / "new" / "audit.json"
-    named = f"{tmp_path}/mine_for_audit.py"
-    assert main(["audit", "--task", f"{named}:lax", *flags, "--output", str(output)]) == 1
+    assert main(["audit", *flags, "--output", str(output)]) == 1
     shown, written = capsys.readouterr().out, json.loads(output.read_text())
-    assert written["faults"] == ["candidates", "place"] and written["answers"] == "--gold-column answer"
+    assert written["faults"] == ["candidates", "place", "longer"] and written["answers"] == "--gold-column answer"
     assert [one["family"] for one in written["findings"]] == list(FAMILIES)
-    assert (
-        "place       FAULT" in shown
-        and "lax: 2 faults, " in shown
-        and FAMILIES["place"].mend in " ".join(shown.split())
-    )
+    assert "place       FAULT" in shown and "lax: 3 faults, " in shown
+    assert FAMILIES["place"].fix in " ".join(shown.split())
     assert all(len(line) <= 100 for line in shown.splitlines())
-    assert main(["audit", "--task", f"{named}:lax", *flags, "--leave-out", "candidates", "place"]) == 0
+    assert main(["audit", *flags, "--leave-out", *written["faults"], "nonsense"]) == 0  # which others are judged by
     assert "candidates" not in capsys.readouterr().out
     with pytest.raises(UserError, match="--gold-column nothing: no such field; the examples have answer"):
-        main(["audit", "--task", f"{named}:lax", *flags[:2], "--gold-column", "nothing"])
+        main(["audit", *flags[:4], "--gold-column", "nothing"])
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,22 @@ import shutil
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from minrl import evaluation, train
 from minrl.__main__ import main
-from minrl.config import EvaluationConfig, TrainerConfig
-from minrl.report.runs import read_run
-from minrl.report.tables import results
+from minrl.config import EvaluationConfig
 from minrl.run import checkpoint
 from minrl.run.checkpoint import damage, load_state, save_policy
 from minrl.run.folder import resolve_model
 from minrl.run.setup import Parts
 from minrl.run.stopping import Score, best_of, ended_by, fall, why_ended
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
-from minrl.tracking import logger
-from minrl.types import TrainState, UserError
+from minrl.tracking import session as logger
+from minrl.types import UserError
 from minrl.utils.statistics import Evaluation
 from tests.killing import killed_at, signalled_at
-from tests.together import together
 
 FLAGS = """--task sevens --prompts-per-step 2 --group-size 4 --max-tokens 2 --learning-rate 5e-3 --warmup-steps 0
     --eval-every 1 --eval-examples 2 --eval-samples 1 --save-every 0 --keep-checkpoints 1 --rollouts-every 0 --threads 1
@@ -127,14 +123,6 @@ def test_the_best_is_saved_where_nothing_else_is_and_kept_beside_the_newest(star
     assert "3: held-out pass@1 has fallen to 45.0% (40.0% to 50.0%) from 65.0% (60.0% to 70.0%), the best, at" in said
 
 
-def test_without_it_only_what_was_asked_for_is_saved(start, capfd):
-    assert start(LOWS, "--no-keep-best") == 0
-    assert saved() == [5] and not (KEPT / "best").exists()
-    assert "has fallen" in capfd.readouterr().err
-    with pytest.raises(UserError, match=r"run@best: .* names no best checkpoint"):
-        resolve_model("run@best")
-
-
 @pytest.mark.parametrize("keep", [0, 1, 2])
 def test_a_better_one_replaces_it_and_no_limit_removes_it(start, keep):
     assert start([0.0, 0.5, 0.1, 0.2, 0.3, 0.4], "--save-every", "1", "--keep-checkpoints", str(keep)) == 0
@@ -213,17 +201,6 @@ def test_the_count_of_evaluations_survives_a_stop_and_a_kill_at_any_of_them(star
     assert_whole_and_best_is_2(whole)
 
 
-def test_one_command_begins_goes_on_and_ends(start):
-    command = ["--patience", "2", "--resume", "auto"]
-    # `start` gives a new run's settings where it finds no --resume: here both are given each time.
-    own = [*FLAGS.split(), "--model-id", "model", "--steps", str(STEPS)]
-    with killed_at(train, "sample_groups", 4):
-        start(LOWS, *own, *command)
-    for patience, steps in (("2", 4), ("2", 4), ("3", 5)):
-        assert start(LOWS, *own, "--resume", "auto", "--patience", patience) == 0
-        assert summary()["steps"] == steps
-
-
 def test_the_best_is_named_wherever_a_model_is(start, tmp_path, monkeypatch):
     assert start(LOWS) == 0
     names = ["run@best", "runs/run@best", "checkpoints/run@best", f"{tmp_path}/runs/run@best"]
@@ -249,16 +226,6 @@ def test_a_run_starts_from_the_best_of_another_and_remembers_which_it_was(start)
     assert start(LOWS, "--resume", "second") == 0
     started = json.loads(Path("runs/second/config.json").read_text())["models"]["start model"]
     assert started["path"] == f"{Path.cwd()}/{KEPT}/step_000002"
-
-
-def test_a_report_names_the_best_where_it_is_not_the_last(start):
-    assert start(LOWS) == 0
-    header, (row,) = results([read_run(RUN)])
-    after = dict(zip(header, row, strict=True))["after"]
-    assert after == "50.0% (45.0 to 55.0); best 65.0% (60.0 to 70.0) at step 2"
-    assert start([*LOWS, 0.7], "--resume", "run", "--steps", "6") == 0
-    header, (row,) = results([read_run(RUN)])
-    assert dict(zip(header, row, strict=True))["after"] == "75.0% (70.0 to 80.0)"
 
 
 def test_of_a_task_that_is_never_solved_in_full_the_reward_decides():
@@ -305,21 +272,3 @@ def test_an_evaluation_of_which_nothing_could_be_scored_is_no_score():
     nan = float("nan")
     nothing = Evaluation(nan, (nan, nan), 4, 4, nan, nan, 1.0, 0.0)
     assert logger.score_in(nothing.metrics("sevens"), "sevens", 3) is None
-
-
-def test_several_processes_have_the_score_of_the_main_one():
-    """Two machines may differ in the last digit, and all processes must end after the same step."""
-
-    def make(processes):
-        record = logger.Logger.__new__(logger.Logger)
-        record.state, record.main, record._metrics, record.processes = TrainState(step=1), False, {}, processes
-        record.parts = SimpleNamespace(policy=SimpleNamespace(processes=processes), config=TrainerConfig())
-        names = ("pass@1", "pass@1_low", "pass@1_high", "reward_mean")
-        record.add({f"eval/countdown/{name}": 0.5 + processes.rank * 1e-12 + 1e-9 for name in names})
-        return record
-
-    def noted(record):
-        record._note_evaluations({})
-        return record.state.held_out
-
-    assert together(2, make, noted) == [[[1, *[0.5 + 1e-9] * 4]]] * 2

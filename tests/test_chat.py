@@ -13,11 +13,9 @@ from transformers import GenerationConfig
 
 from minrl.config import CHAT_TEMPLATES, FROM, ModelConfig, TrainerConfig
 from minrl.models import templates
-from minrl.models.chat import ChatTokenizer, as_rollout
+from minrl.models.chat import ANSWER, ANSWERS, CHAT_TEMPLATE, QUESTIONS, ChatTokenizer, as_rollout
 from minrl.models.loading import save_model, small_qwen3
-from minrl.models.round_trip import ANSWERS, QUESTIONS, difference, episode_of
 from minrl.models.templates import TEMPLATES, settle_template
-from minrl.models.turns import ANSWER
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy
@@ -62,9 +60,9 @@ ENDS = {
 """The token that ends the last answer; for the others `</s>`."""
 
 DIFFERING = {
-    "qwen3": r"'\n<think>\nLet me see.\n</think>\n' stays, which the template leaves out",
-    "r1": r"'<think>\nLet me see.\n</think>' stays, which the template leaves out",
-    "gpt-oss": "'<|return|>' stands where the template writes '<|end|>'",
+    "qwen3": r"^'<think>\\nLet .* stands where the template writes 'It is 5\.",
+    "r1": r"^'<think>\\nLet .* stands where the template writes '\\n\\nIt is 5\.",
+    "gpt-oss": r"^'<\|return\|>.* stands where the template writes '<\|end\|>",
 }
 """What a conversation that grows by appended turns does not have as its template writes it."""
 
@@ -121,16 +119,7 @@ def test_an_end_token_that_the_tokenizer_adds_is_not_put_behind_a_prompt():
 
 
 def test_an_episode_of_three_turns_is_what_the_template_writes_or_the_difference_is_named(name):
-    chat = chat_of(name)
-    assert difference(chat) == DIFFERING.get(name, "")
-    if name not in DIFFERING:
-        texts = [text for pair in zip(QUESTIONS, ANSWERS, strict=True) for text in pair]
-        whole = ids_of(chat, chat.render(conversation(*texts), ask=False))
-        episode = episode_of(chat, ANSWERS)
-        drop = name == "glm"  # whose answers end where the next question begins
-        assert whole[: len(episode) - drop] == episode[: len(episode) - drop]
-        left = chat.decode_all(whole[len(episode) :]).replace("<|im_end|>", "").replace("<|endoftext|>", "")
-        assert not left.strip()
+    assert re.search(DIFFERING.get(name, "^$"), chat_of(name).difference())
 
 
 def test_the_template_says_which_token_ends_an_answer(name):
@@ -162,19 +151,11 @@ def test_what_follows_an_answer_depends_on_how_it_ended(name):
         assert chat.encode_next_turn(FURTHER, ended) == cut
 
 
-def test_the_end_of_llama_2_stands_once_after_its_space(said):
-    chat = chat_of("llama 2")
-    assert chat.decode_all(episode_of(chat, ANSWERS)).count("</s>") == len(ANSWERS)
-    assert chat.encode_answer("5", chat=True) == ids_of(chat, "[INST] ? [/INST] 5 ")[-2:]
-    assert chat.encode_next_turn(FURTHER, [7, chat.tokenizer.eos_token_id])[0] == chat.tokenizer.bos_token_id
-    assert said == []
-
-
 def test_thinking_off_is_an_empty_thought_in_the_prompt_that_the_history_lacks():
     chat = chat_of("qwen3", enable_thinking=False)
     assert chat.decode_all(chat.encode_prompt(QUESTION)).endswith("assistant\n<think>\n\n</think>\n\n")
     assert chat.encode_answer("It is 5.", chat=True) == ids_of(chat, "It is 5.")
-    assert difference(chat) == r"'\n<think>\n\n</think>\n' stays, which the template leaves out"
+    assert re.search(r"<think>.* stands where the template writes 'It is 5", chat.difference())
 
 
 def test_an_answer_with_thoughts_is_encoded_as_the_template_arranges_it():
@@ -194,15 +175,15 @@ def test_what_differs_is_said_once_before_the_first_turn_that_is_appended(said):
     for _ in range(2):
         chat.encode_next_turn(FURTHER, [5])
     (line,) = said
-    assert DIFFERING["gpt-oss"] in line and line.count("\n") == 1
+    assert "and '<|return|>" in line and line.count("\n") == 1
 
 
 def test_tokens_that_join_across_the_end_of_an_answer_are_named():
     # No token ends an answer, and its last letters with the line's end are one token of this tokenizer.
     chat = ChatTokenizer(tokenizer=tokenizer("bytes", TEMPLATES["plain"]), chat_template_options={})
-    assert difference(chat) == ""
+    assert chat.difference() == ""
     chat.tokenizer.add_tokens([AddedToken("5.\n", normalized=False, special=False)])
-    assert difference(chat) == f"'\u01205 . \u010a' stands where the template writes {chr(288) + ' 5.' + chr(10)!r}"
+    assert re.search(r"^'\u01205 \. \u010a .* stands where the template writes '\u0120 5\.\\n ", chat.difference())
 
 
 @pytest.mark.parametrize("kind", ["bytes", "always", "first", "unigram", "never"])
@@ -254,8 +235,64 @@ def test_a_further_turn_that_the_template_does_not_take_is_refused():
         chat_of("mistral 3").encode_next_turn(SYSTEM, [7])
     chat = chat_of("qwen2.5")
     chat.tokenizer.chat_template = "{{ messages[-1].content }}"
-    with pytest.raises(UserError, match="leaves out answers of the assistant"):
+    with pytest.raises(UserError, match="leaves out what the user says in a conversation of user, assistant, user"):
         chat.encode_next_turn(FURTHER, [7])
+
+
+def told(*roles):
+    return [{"role": role, "content": f"said {place}"} for place, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "left_out"),
+    [
+        (known.R1, ("system", "user"), "system"),  # as the first Phi-3's
+        (
+            known.GLM.replace("messages %}", "messages if message.role != 'developer' %}"),
+            ("developer", "user"),
+            "developer",
+        ),
+        (known.R1, ("user", "assistant", "tool"), "tool"),
+        (
+            known.MISTRAL7.replace("message['content'] + eos_token", "eos_token"),
+            ("user", "assistant", "user"),
+            "assistant",
+        ),
+        ("{{ messages[-1].content }}", ("user", "assistant", "user"), "user"),
+    ],
+)
+def test_a_template_that_leaves_out_a_message_is_refused_in_one_line(template, roles, left_out):
+    chat = chat_with(template)
+    message = f"leaves out what the {left_out} says in a conversation of {', '.join(roles)}: change the task's messages"
+    for ask in (chat.encode_prompt, lambda messages: chat.fits(messages, 100)):
+        with pytest.raises(UserError, match=re.escape(message)) as refused:
+            ask(told(*roles))
+        assert "\n" not in str(refused.value)
+
+
+def test_every_message_that_a_template_writes_is_taken_in_parts_and_without_text_too():
+    chat = chat_with(TEMPLATES["gemma"], "gemma")  # which puts the system's in front of the user's
+    assert "said 0\n\nsaid 1" in chat.decode_all(chat.encode_prompt(told("system", "user")))
+    chat = chat_with(TEMPLATES["chatml"], "qwen2.5")
+    assert chat.encode_prompt([*told("system", "user"), {"role": "assistant", "content": ""}, *told("user")])
+    assert chat_with(CHAT_TEMPLATE).render(told("system", "user")) == "<user> said 1 <assistant>"  # as it is meant
+
+
+def test_a_prompt_that_ends_with_an_answer_is_continued_as_transformers_does(name):
+    chat, messages = chat_of(name), [*QUESTION, {"role": "assistant", "content": "It is"}]
+    ids = chat.encode_prompt(messages)
+    if name != "r1":  # whose prompt opens a thought
+        text = chat.tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        assert chat.decode_all(ids) == chat.decode_all(ids_of(chat, text))
+    assert ids == ids_of(chat, chat.render(messages)) and chat.decode_all(ids).endswith("It is")
+    end = chat.tokenizer.eos_token_id
+    assert as_rollout(chat, "x", [(messages, " 5.")], end).ids == [*ids, *chat.encode_text(" 5."), end]
+
+
+def test_a_thought_that_a_prompt_begins_is_continued():
+    for name in ("qwen3", "r1"):  # the prompt of the latter opens it
+        ids = chat_of(name).encode_prompt([*QUESTION, {"role": "assistant", "content": "<think>\nhm"}])
+        assert re.search(r"ssistant(\|>|\n)<think>\nhm$", chat_of(name).decode_all(ids))
 
 
 def test_parts_of_text_are_joined_as_the_template_does():
@@ -295,7 +332,7 @@ def test_a_template_by_name_is_round_with_one_token_in_front_and_a_token_at_the_
     chat = settled(model, template, kind, special=SPECIAL[template], adds_bos=adds_bos)
     ids = chat.encode_prompt(QUESTION)
     assert ids.count(chat.tokenizer.bos_token_id) == adds_bos == (ids[0] == chat.tokenizer.bos_token_id)
-    assert difference(chat) == ""
+    assert chat.difference() == ""
     if SPECIAL[template]:
         assert chat.template_ends == {chat.tokenizer.convert_tokens_to_ids(END[template])}
         assert model.generation_config.eos_token_id == [1, *chat.template_ends]  # for other programs
@@ -308,7 +345,7 @@ def test_a_template_by_name_is_round_with_one_token_in_front_and_a_token_at_the_
 def test_an_end_that_is_no_token_of_the_tokenizer_is_a_stop_string_and_that_is_said(template, model, said):
     chat = settled(model, template)
     assert (chat.stop_strings, chat.template_ends) == ((END[template],), frozenset())
-    assert model.generation_config.eos_token_id == 1 and difference(chat) == ""
+    assert model.generation_config.eos_token_id == 1 and chat.difference() == ""
     (line,) = said
     tokens = len(ids_of(chat, END[template]))
     assert f"the chat template of mine ends an answer with {END[template]!r}, which is {tokens} tokens" in line
@@ -351,13 +388,6 @@ def test_adapters_keep_the_template_that_they_were_trained_with(model, tmp_path)
     assert chat.tokenizer.chat_template == known.QWEN25
 
 
-def test_a_template_that_ends_with_no_answer_cannot_be_compared_and_that_is_said(said):
-    chat = chat_of("qwen2.5")
-    chat.tokenizer.chat_template += "{%- if not add_generation_prompt %}{{ raise_exception('ask') }}{% endif %}"
-    assert chat.decode_all(chat.encode_next_turn(FURTHER, [7])).startswith("<|im_end|>\n<|im_start|>user")
-    assert "the chat template does not write a conversation that ends with an answer" in said[0]
-
-
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "mine.jinja"
@@ -398,8 +428,8 @@ def test_a_template_without_the_first_token_of_a_text_is_said(file, model, said)
     [
         ("{% for m in messages %}{{ m.content }}", "does not take a conversation of user: Unexpected end of template"),
         ("{{ missing.content }}", "does not take a conversation of user: 'missing' is undefined"),
-        ("{{ 'hello' }}", "leaves out what is asked or answered"),
-        ("{{ messages[0].content }}", "leaves out what is asked or answered"),
+        ("{{ 'hello' }}", "leaves out what the user says in a conversation of user"),
+        ("{{ messages[0].content }}", "leaves out what the assistant says in a conversation of user, assistant"),
     ],
 )
 def test_a_broken_template_is_refused_in_one_line(file, model, text, message):
@@ -545,7 +575,7 @@ def test_a_token_for_white_space_does_not_end_an_answer():
     chat = chat_with(known.GEMMA.replace("<end_of_turn>\\n", "\\n\\n<end_of_turn>"), "gemma")
     chat.tokenizer.add_tokens([AddedToken("\n\n", normalized=False, special=False)])
     assert [chat.decode_all([id]) for id in chat.template_ends] == ["<end_of_turn>"]
-    assert difference(chat) == ""
+    assert chat.difference() == ""
 
 
 def test_an_end_token_that_is_added_without_being_special_is_no_text():
@@ -587,13 +617,6 @@ def test_an_empty_template_is_none():
     assert chat.encode_prompt("It is 5.") and chat.frame.shown == ""
     with pytest.raises(UserError, match="the tokenizer has no chat template"):
         chat.encode_prompt(QUESTION)
-
-
-def test_a_first_turn_without_tokens_is_refused_in_one_line():
-    chat = chat_with("{%- for message in messages if message.role == 'assistant' %}{{ message.content }}{% endfor %}")
-    with pytest.raises(UserError, match="writes nothing for a first turn of user: change the task's messages"):
-        chat.encode_prompt(QUESTION)
-    assert not chat.fits(QUESTION, 100)  # an example that is left out
 
 
 def test_a_half_of_a_surrogate_pair_is_refused_in_one_line():

@@ -1,6 +1,7 @@
 """Impossible settings are refused when the config is made, each with what was given and what is allowed."""
 
 import dataclasses
+import pickle
 
 import pytest
 
@@ -9,7 +10,6 @@ from minrl.config import (
     BaseModelConfig,
     EngineConfig,
     EvaluationConfig,
-    JudgeConfig,
     LoggingConfig,
     LoraConfig,
     ModelConfig,
@@ -23,49 +23,35 @@ from minrl.sft.config import FilterConfig, SftConfig
 from minrl.types import UserError
 
 REFUSED = [
-    (TrainerConfig, {"steps": 0}, "steps must be at least 1, got 0"),
     (TrainerConfig, {"seed": 2**63}, r"seed must be at least 0 and below 2\^63, got 9223372036854775808"),
     (TrainerConfig, {"preflight": False, "preflight_only": True}, "preflight_only contradicts no-preflight"),
     (TrainerConfig, {"learning_rate": float("inf")}, "learning_rate must be finite, got inf"),
-    (TrainerConfig, {"temperature": float("nan")}, "temperature must be finite, got nan"),
     (TrainerConfig, {"grup_size": 4}, r"unknown setting 'grup_size': did you mean group_size"),
-    (TrainerConfig, {"device": "CPU"}, r"device must be one of auto, cpu, cuda, got 'CPU': did you mean cpu\?"),
     (TrainerConfig, {"rollout": 5}, "unknown setting 'rollout'"),
-    (
-        TrainerConfig,
-        {"minibatches_per_pass": 3, "prompts_per_step": 2},
-        r"\(3\) must not exceed prompts_per_step \(2\)",
-    ),
+    (TrainerConfig, {"minibatches_per_pass": 3, "prompts_per_step": 2}, r"\(3\) must not exceed prompts_per_step"),
     (TrainerConfig, {"length_penalty": 0.2, "group_size": 1}, "group_size must be at least 2"),
     (TrainerConfig, {"task": "countdown,hanoi", "data_path": "x"}, "give --task-data-path hanoi:FILE"),
     (TrainerConfig, {"task": "", "stop_at": 0.9}, "stop_at looks at the held-out score of a task"),
     (TrainerConfig, {"sharding": "full", "optimizer": "adamw8bit"}, "takes whole weights only"),
     (TrainerConfig, {"chat_template": "chatml"}, "chat_template is for a --model-id"),
     (ModelConfig, {"threads": 1025}, r"threads must be 0 \(one per core\), or from 1 to 1024, got 1025"),
-    (ModelConfig, {"chat_template_options": "thinking"}, "must be a JSON object, got 'thinking'"),
     (ModelConfig, {"chat_template_options": "[1]"}, "must be a JSON object"),
     (BaseModelConfig, {"base_heads": 3}, "base_heads must be even, got 3"),
-    (BaseModelConfig, {"base_learning_rate": 0.0}, "base_learning_rate must be above 0"),
     (RolloutConfig, {"group_size": True}, "group_size must be an integer, got True"),
     (RolloutConfig, {"group_size": 4.0}, "group_size must be an integer, got 4.0"),
     (RolloutConfig, {"temperature": 1e-45}, "temperature must be at least 0.001"),
     (RolloutConfig, {"stop_strings": ("END", "")}, "stop_strings must not be empty"),
-    (RolloutConfig, {"stop_strings": "END"}, "stop_strings must be a list, each text, got 'END'"),
-    (RolloutConfig, {"max_unscorable_frac": 1.5}, "max_unscorable_frac must be from 0 to 1, got 1.5"),
     (AlgorithmConfig, {"clip_low": 1.0}, "clip_low must be 0 .* or above 0 and below 1, got 1.0"),
-    (AlgorithmConfig, {"clip_dual": 1.0}, "clip_dual must be 0 .* or above 1"),
     (AlgorithmConfig, {"importance_cap": 0.5}, r"importance_cap must be 0 \(off\), or at least 1, got 0.5"),
     (AlgorithmConfig, {"teacher_weight": 2.0}, "teacher_weight is read only with --teacher-id or --teacher-prompt"),
     (AlgorithmConfig, {"length_target_weight": 0.7}, "length_target_weight is read only with --length-target"),
     (OptimizerConfig, {"adam_beta2": 1.0}, "adam_beta2 must be at least 0 and below 1"),
     (LoraConfig, {"lora_alpha": 16}, "lora_alpha is read only with --lora-rank: give that too"),
     (LoraConfig, {"lora_rank": 1, "lora_target_modules": "("}, "lora_target_modules is no regular expression"),
-    (EvaluationConfig, {"eval_every": -1}, r"eval_every must be 0 \(only before and after\), or at least 1, got -1"),
     (EvaluationConfig, {"eval_every": 0, "patience": 2}, "patience needs evaluations during the run"),
     (EngineConfig, {"engine": "vllm-server"}, "needs engine_urls: name the servers"),
     (EngineConfig, {"engine_urls": "http://127.0.0.1:1"}, "engine_urls is read only with --engine vllm-server"),
     (EvaluateConfig, {}, "name either --checkpoint .* or --completions .* got neither"),
-    (EvaluateConfig, {"checkpoint": "a", "completions": "b"}, "got both"),
     (FilterConfig, {"data": "a"}, "output has no default: give --output"),
 ]
 
@@ -81,55 +67,44 @@ def test_settings_are_given_flat_or_in_groups():
     groups = {"rollout": RolloutConfig(task="hanoi", group_size=4), "algorithm": AlgorithmConfig(algorithm="dapo")}
     flat = TrainerConfig(task="hanoi", group_size=4, algorithm="dapo", steps=20)
     assert flat == TrainerConfig(**groups, steps=20) == TrainerConfig(**groups, steps="20")
-    assert TrainerConfig(rollout=RolloutConfig(task="hanoi"), group_size=4).rollout == groups["rollout"]
-    assert TrainerConfig(**flat.settings) == flat
+    assert TrainerConfig(rollout=RolloutConfig(task="hanoi", group_size=2), group_size=4).rollout == groups["rollout"]
+    assert TrainerConfig(**flat.settings) == flat == pickle.loads(pickle.dumps(flat))
     fewer = dict(list(flat.settings.items())[: len(dataclasses.fields(TrainerConfig))])
     assert TrainerConfig(**fewer).steps == 20  # as many settings as there are fields are still settings
 
 
-def test_a_setting_is_changed_alone():
-    config = TrainerConfig(kl_coef=0.1, group_size=4)
+def test_a_changed_config_keeps_the_other_settings_and_knows_which_were_given():
+    config = TrainerConfig(kl_coef=0.1, group_size=8, rollout=RolloutConfig(max_tokens=192))  # two at their defaults
     changed = config.with_settings(algorithm="dapo", steps=3)
     assert (changed.algorithm.algorithm, changed.algorithm.kl_coef, changed.steps) == ("dapo", 0.1, 3)
-    assert dataclasses.replace(config, steps=3) == config.with_settings(steps=3)
+    assert changed.given == {"kl_coef", "group_size", "max_tokens", "algorithm", "steps"}
+    replaced = dataclasses.replace(config, steps=3)
+    assert replaced == config.with_settings(steps=3)
+    assert replaced.given == {"kl_coef", "group_size", "max_tokens", "steps"}
+    assert TrainerConfig(rollout=dataclasses.replace(RolloutConfig(), group_size=4)).given == {"group_size"}
     with pytest.raises(UserError, match="takes algorithm as a group"):
         dataclasses.replace(config, algorithm="dapo")  # it would forget kl_coef
 
 
 def test_the_config_cannot_be_changed_after_its_checks():
-    config = TrainerConfig()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.steps = 0
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.rollout.group_size = 0
-
-
-def test_the_runs_name_says_what_is_trained():
-    config = TrainerConfig(seed=3, rollout=RolloutConfig(task="own/game"), algorithm=AlgorithmConfig(algorithm="gpg"))
-    assert config.what == "own-game-gpg"
-
-
-def test_other_tasks_are_the_names_between_commas():
-    assert EvaluationConfig(eval_tasks=" hanoi, countdown ,").other_tasks == ["hanoi", "countdown"]
-    assert EvaluationConfig().other_tasks == []
+    for one, name in ((TrainerConfig(), "steps"), (RolloutConfig(), "group_size")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(one, name, 0)
 
 
 def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    judge = JudgeConfig(judge_cache="cache.jsonl")
     config = TrainerConfig(
         data_path="../rows.jsonl",
         model=ModelConfig(model_id="model"),
         rollout=RolloutConfig(opponent="Qwen/Qwen3-0.6B", task="countdown"),
         logging=LoggingConfig(runs_dir="/runs", checkpoints_dir="kept"),
-        judge=judge,
     )
     found = with_absolute_paths(config)
     assert found.data_path == str(tmp_path.parent / "rows.jsonl")
     assert (found.model.model_id, found.rollout.opponent) == (str(tmp_path / "model"), "Qwen/Qwen3-0.6B")
     assert (found.logging.runs_dir, found.logging.checkpoints_dir) == ("/runs", str(tmp_path / "kept"))
-    assert found.judge.judge_cache == str(tmp_path / "cache.jsonl")
     assert with_absolute_paths(found) == found
     assert with_absolute_paths(TrainerConfig()).data_path == ""
     sft = with_absolute_paths(SftConfig(data="rows.jsonl", eval_data="more.jsonl"))

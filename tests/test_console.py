@@ -11,12 +11,11 @@ import pytest
 from loguru import logger
 from rich.console import Console
 
-from minrl.evaluate.shown import unscored
+from minrl.evaluate.report import unscored
 from minrl.types import UserError
-from minrl.utils import console, progress
+from minrl.utils import console
 from minrl.utils.cli import run_main
-from minrl.utils.console import FILE_ONLY, RESULT, SHOWN_AFTER_S, STEP, Screen, Table, print_tables
-from minrl.utils.progress import activity
+from minrl.utils.console import FILE_ONLY, RESULT, SHOWN_AFTER_S, STEP, Screen, Table, activity, print_tables
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +28,7 @@ def _leave_no_sinks():
 def clock(monkeypatch):
     """A clock that the test moves; it starts late, so that a line is due at once."""
     time = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: time[0])
     return time
 
 
@@ -53,6 +52,8 @@ def test_the_file_has_every_message_also_those_from_before_it(tmp_path, capsys):
         logger.info("making the base model")
         shown.log_to(tmp_path / "log.txt")
         logger.warning("preflight: too long")
+    with Screen(quiet=False) as resumed:  # of a run that is resumed
+        resumed.log_to(tmp_path / "log.txt")
         logger.bind(**{FILE_ONLY: True}).error("UserError: no")
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert [line[20:] for line in lines] == [
@@ -65,40 +66,27 @@ def test_the_file_has_every_message_also_those_from_before_it(tmp_path, capsys):
     assert "making the base model" in err and "too long" in err and "UserError" not in err
 
 
-def test_a_run_that_goes_on_adds_to_the_file(tmp_path):
-    for message in ("first", "second"):
-        with Screen(quiet=True) as shown:
-            shown.log_to(tmp_path / "log.txt")
-            logger.info(message)
-    text = (tmp_path / "log.txt").read_text()
-    assert text.index("first") < text.index("second") and text.count("first") == 1
-
-
 def test_quiet_shows_warnings_and_the_result_and_keeps_all(tmp_path, capsys):
     with Screen(quiet=True) as shown:
         shown.log_to(tmp_path / "log.txt")
         logger.info("evaluated")
         logger.warning("damaged")
         logger.bind(**{RESULT: True}).info("150 steps in 12 s")
-        shown.rounds([{"round": 0}])
     err = capsys.readouterr().err
-    assert "evaluated" not in err and "round" not in err
+    assert "evaluated" not in err
     assert "damaged" in err and "150 steps in 12 s" in err
     assert "evaluated" in (tmp_path / "log.txt").read_text()
 
 
 def test_tables_fit_eighty_columns_and_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
-    rows = [
-        {"task": name, "before": "99.9 (94.9 to 100)", "after": "100 (95.0 to 100)", "greedy": "50.0 to 50.0"}
-        for name in ("countdown[v2][/]", "reasoning_gym/a_task_with_a_long_name")
-    ]
+    names = ("countdown[v2][/]", "reasoning_gym/a_task_with_a_long_name")
+    lines = [[name, "99.9 (94.9 to 100)", "100 (95.0 to 100)", "50.0 to 50.0"] for name in names]
     for columns in ("80", "20"):
         monkeypatch.setenv("COLUMNS", columns)
-        with Screen(quiet=False) as shown:
-            shown.rounds(rows)
-        err = capsys.readouterr().err
-        assert max(map(len, err.splitlines())) <= 80 and "…" not in err and "[v2][/]" in err
-        assert "99.9 (94.9 to 100)" in err and "100 (95.0 to 100)" in err
+        print_tables([Table("scores", ["task", "before", "after", "greedy"], lines)], "summary.md")
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80 and "\u2026" not in out and "[v2][/]" in out
+        assert "99.9 (94.9 to 100)" in out and "100 (95.0 to 100)" in out
 
 
 def test_a_table_that_no_terminal_of_its_width_holds_is_left_out(capsys, monkeypatch):

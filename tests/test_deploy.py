@@ -105,6 +105,11 @@ def test_the_image_is_made_from_the_pins():
         assert (ROOT / path).exists() and path.split("/")[0] in sent, path
 
 
+def test_the_image_has_what_triton_compiles_its_driver_with():
+    (installed,) = re.findall(r"apt-get install .*?recommends (.*?) \\", DOCKERFILE.read_text())
+    assert {"gcc", "libc6-dev"} <= set(installed.split())  # Python's headers come with its image
+
+
 def test_the_container_runs_as_a_user_with_walls_for_untrusted_code():
     text = DOCKERFILE.read_text()
     user, entry = text.index("\nUSER minrl\n"), text.index("\nENTRYPOINT")

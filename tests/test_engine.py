@@ -2,26 +2,33 @@
 
 import weakref
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from minrl.batch import pack
-from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Sampling, torch_engine
-from minrl.engines.cached_decoder import CachedDecoder
-from minrl.engines.decoder import LlamaDecoder, make_decoder
-from minrl.engines.seeds import mix, seed_after
-from minrl.engines.slices import Footprint, footprint, slices
-from minrl.engines.torch_engine import FEWEST_ROWS, TorchEngine, orders, sample, uniforms
+from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Sampling, torch_engine
+from minrl.engines.decoders import LlamaDecoder, make_decoder
+from minrl.engines.torch_engine import (
+    Footprint,
+    TorchEngine,
+    footprint,
+    mix,
+    orders,
+    sample,
+    seed_after,
+    slices,
+    uniforms,
+)
 from minrl.models.loading import word_tokenizer
 from minrl.models.scoring import score
 from minrl.policy import as_policy
 from minrl.types import Request, UserError
 from tests.casts import Casts
 from tests.conftest import CPU
+from tests.decoding import decoded_logprobs
 from tests.test_policy import long_rope
 from tests.test_scoring import SHAPES, SMALL, make_model
 
@@ -71,25 +78,6 @@ def test_logprobs_are_those_of_the_policys_scoring_forward(shape, temperature, s
     assert reported.std() > 0.5
     expected = scored(policy, make_rollout, requests, completions, temperature)
     torch.testing.assert_close(reported, expected, atol=3e-5, rtol=0)
-
-
-def test_each_shape_gets_the_decoder_that_is_right_for_it(shaped):
-    written_out = {name for name in SHAPES if isinstance(make_decoder(shaped(name).model), LlamaDecoder)}
-    assert written_out == SHAPES.keys() - {"gpt-neox"}
-
-
-@pytest.mark.parametrize("rope", ["llama3", "linear"])
-def test_scaled_rotary_embeddings_are_decoded_as_they_are_scored(rope, processes, make_rollout):
-
-    extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
-    parameters = {"rope_type": rope, "rope_theta": 1e4, "factor": 4.0, **(extra if rope == "llama3" else {})}
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, rope_parameters=parameters))
-    policy = as_policy(model, word_tokenizer([]), CPU, processes)
-    requests = requests_for(PROMPTS)
-    completions = TorchEngine(policy).generate(requests, NO_STOP)
-    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
-    torch.testing.assert_close(reported, scored(policy, make_rollout, requests, completions, 1.0), atol=1e-5, rtol=0)
 
 
 ROPES_OF_LENGTH = {
@@ -195,27 +183,13 @@ def test_slices_keep_groups_together_where_they_fit():
     assert sizes(longer, 56) == [4] and sizes(longer, 55) == [3, 1]
 
 
-def test_what_sampling_holds_by_the_models_shape():
-    # Qwen3-0.6B: keys and values of 28 layers of 8 heads of 128 numbers of 4 bytes.
-    config = Qwen3Config(num_hidden_layers=28, num_key_value_heads=8, head_dim=128, num_attention_heads=16)
-    assert footprint(SimpleNamespace(config=config), 4).slot == 2 * 28 * 8 * 128 * 4
-    # GPT-NeoX: as many keys as queries, each a share of the hidden size.
-    config = SHAPES["gpt-neox"]
-    assert footprint(SimpleNamespace(config=config), 2).slot == 2 * 2 * 32 * 2
-
-
-def test_the_default_step_is_one_slice(policy):
-    requests = [Request([5] * 100, seed, 192) for seed in range(48 * 8)]
-    assert len(list(slices(requests, footprint(policy.model, 4), int(CACHE_GIB * 2**30)))) == 1
-
-
 @pytest.mark.parametrize("shape", ["qwen3", "gpt-neox"])
-def test_score_gives_the_logprob_of_each_token_after_the_first(shape, shaped):
+def test_given_tokens_are_decoded_with_their_logprobs(shape, shaped):
     policy = shaped(shape)
     ids = [5, 6, 7, 8, 9]
     logits = policy.model(torch.tensor([ids])).logits[0]
     expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(TorchEngine(policy).score(ids)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor(decoded_logprobs(policy.model, ids)), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", ["qwen3", "gpt-neox"])
@@ -229,17 +203,6 @@ def test_a_completion_does_not_depend_on_what_else_is_in_the_batch(shape, shaped
     assert [c.ids for c in together] == [c.ids for c in alone] == [c.ids for c in backwards]
     for one, other in zip(together, alone, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-
-def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(engine):
-    first, again, other = engine.generate([Request([5, 6], seed, 20) for seed in (7, 7, 8)], NO_STOP)
-    assert first.ids == again.ids != other.ids
-
-
-def test_seeds_of_63_bits_that_differ_in_one_bit_differ(engine):
-    seeds = [2**62 + 12345, 2**62 + 12345 + 2**40, 12345]
-    completions = engine.generate([Request([5, 6], seed, 20) for seed in seeds], NO_STOP)
-    assert len({tuple(completion.ids) for completion in completions}) == 3
 
 
 def test_greedy_takes_the_most_likely_token_whatever_the_seed(shaped):
@@ -306,37 +269,6 @@ def test_a_stop_string_may_be_one_letter_in_any_token(place, engine, policy, mon
     assert short.ids == free.ids[: free.ids.index(free.ids[place]) + 1]
 
 
-def test_each_request_has_its_own_length_limit(engine):
-    limits = [1, 7, 3, 20, 2]
-    requests = [Request([5, 6], seed, limit) for seed, limit in enumerate(limits)]
-    completions = engine.generate(requests, NO_STOP)
-    assert [len(completion.ids) for completion in completions] == limits
-    assert {completion.finish_reason for completion in completions} == {"length"}
-
-
-def test_finished_rows_leave_the_batch(engine, monkeypatch):
-    rows = []
-    step = LlamaDecoder.step
-
-    def counted(self, tokens):
-        rows.append(len(tokens))
-        return step(self, tokens)
-
-    monkeypatch.setattr(LlamaDecoder, "step", counted)
-    engine.generate([Request([5, 6], seed, 2 if seed else 10) for seed in range(8)], NO_STOP)
-    # After two tokens one row of eight goes on: steps 2 to 9 are of the smallest batch.
-    assert rows == [8] + [FEWEST_ROWS] * 8
-
-
-def test_fewer_rows_than_the_smallest_batch_stay_as_they_are(engine, monkeypatch):
-    rows = []
-    step = LlamaDecoder.step
-    monkeypatch.setattr(LlamaDecoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
-    made = engine.generate([Request([5, 6], seed, limit) for seed, limit in enumerate([2, 4])], NO_STOP)
-    assert rows == [2] * 3
-    assert [len(one.ids) for one in made] == [2, 4]
-
-
 def test_rows_leave_when_the_others_are_few_enough_for_the_next_smaller_batch(engine, monkeypatch):
     # Of 8, 6, 4: seven rows need a batch of 8, and five one of 6.
     rows = []
@@ -373,19 +305,6 @@ def test_after_a_sync_another_policy_samples(engine, make_policy):
     assert engine.generate(request, NO_STOP) == TorchEngine(other).generate(request, NO_STOP) != before
 
 
-def test_a_prompt_shared_by_a_group_is_prefilled_once(engine, monkeypatch):
-    prefilled = []
-    prefill = LlamaDecoder.prefill
-
-    def counted(self, prompts, slots):
-        prefilled.extend(prompts)
-        return prefill(self, prompts, slots)
-
-    monkeypatch.setattr(LlamaDecoder, "prefill", counted)
-    engine.generate([Request(list(prompt), seed, 2) for prompt in ([5, 6], [7]) for seed in range(8)], NO_STOP)
-    assert sorted(map(list, prefilled)) == [[5, 6], [7]]
-
-
 def test_in_bfloat16_the_gap_to_the_policy_is_small(shaped, make_rollout):
     policy = shaped("qwen3")
     requests = requests_for(PROMPTS)
@@ -400,14 +319,10 @@ def test_each_weight_is_cast_once_for_a_batch_of_completions(shaped):
     policy = shaped("qwen3")
     with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
         TorchEngine(policy).generate(requests_for(PROMPTS), NO_STOP)
-    pairs = [(layer.qkv, layer.feed_forward.into) for layer in make_decoder(policy.model).layers]
+    pairs = [(layer.qkv, layer.into) for layer in make_decoder(policy.model).layers]
     products = [*(weight for pair in pairs for weight in pair), policy.model.lm_head.weight]
     for shape, times in Counter(tuple(weight.shape) for weight in products).items():
         assert casts.shapes[shape] == times
-
-
-def test_no_request_is_no_completion(engine):
-    assert engine.generate([], NO_STOP) == []
 
 
 def test_the_engine_samples_from_the_weights_as_they_are_now(engine, policy, make_rollout):
@@ -429,19 +344,6 @@ def test_uniforms_are_those_of_splitmix64():
     assert drawn.tolist() == [(number >> 11) / 2**53 for number in published]
     # A seed goes through the same hash first; that of the first state is the first number.
     assert mix(np.array([0x9E3779B97F4A7C15], dtype=np.uint64))[0] == published[0]
-
-
-def test_uniforms_are_in_the_unit_interval_and_different_over_seeds_and_positions():
-    seeds = np.arange(1000, dtype=np.uint64)
-    drawn = uniforms(seeds, range(100)).T
-    assert drawn.min() >= 0.0 and drawn.max() < 1.0
-    assert len(np.unique(drawn)) == drawn.size
-    # 100,000 uniforms: mean 1/2 and variance 1/12; the standard error of the mean is sqrt(1/12 / 1e5) = 0.0009.
-    assert abs(drawn.mean() - 0.5) < 4 * 0.0009
-    assert abs(drawn.var() - 1 / 12) < 0.002
-    # Neighbours are uncorrelated: the standard error of a correlation over 1e5 pairs is 0.003.
-    assert abs(np.corrcoef(drawn[:, :-1].ravel(), drawn[:, 1:].ravel())[0, 1]) < 0.013
-    assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.013
 
 
 @pytest.mark.parametrize("vocabulary", [128, 129, 300, 1000])  # blocks: one, two, three and eight
@@ -473,21 +375,6 @@ def test_at_the_border_of_two_blocks_no_impossible_token_is_drawn():
         u = torch.nextafter(u, torch.ones_like(u))
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_tokens_are_drawn_with_their_probabilities(temperature):
-    logits = torch.tensor([2.0, 0.0, -torch.inf, 1.0, -1.0, 0.5, -torch.inf])
-    p = (logits / temperature).softmax(-1).double()
-    draws = 20_000
-    u = torch.from_numpy(uniforms(np.arange(draws, dtype=np.uint64), range(1))[:, 0])
-    tokens, logprobs = sample(logits.expand(draws, -1), u, temperature)
-    counts = torch.bincount(tokens, minlength=7).double()
-    assert counts[2] == counts[6] == 0  # probability 0 is never drawn
-    possible = p > 0
-    chi_square = ((counts - draws * p)[possible] ** 2 / (draws * p)[possible]).sum()
-    assert chi_square < 18.47  # four degrees of freedom, exceeded with probability 0.001
-    torch.testing.assert_close(logprobs, p.log()[tokens].float(), atol=1e-6, rtol=0)
-
-
 def test_the_ends_of_the_unit_interval_draw_possible_tokens():
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf], [-torch.inf, 3.0, -2.0, -torch.inf]])
     lowest, _ = sample(logits, torch.zeros(2, dtype=torch.float64), 1.0)
@@ -497,19 +384,6 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens():
     noise = torch.randn(2000, 50, generator=torch.Generator().manual_seed(0))
     tokens, _ = sample(noise, torch.full((2000,), 1 - 2.0**-53, dtype=torch.float64), 1.0)
     assert (tokens < 50).all()
-
-
-def test_greedy_and_sampled_rows_may_be_as_few_as_they_leave_the_batch_at(engine, monkeypatch):
-    requests = requests_for(PROMPTS * 3, 30)
-    sampling = Sampling(1.0, frozenset(range(0, 30)))
-    usual = engine.generate(requests, sampling)
-    for sizes in (1, 64):  # halves, and every number
-        monkeypatch.setattr(torch_engine, "ROW_SIZES", sizes)
-        assert [c.ids for c in engine.generate(requests, sampling)] == [c.ids for c in usual]
-
-
-def test_the_fallback_decoder_is_transformers_own(shaped):
-    assert isinstance(make_decoder(shaped("gpt-neox").model), CachedDecoder)
 
 
 def test_what_is_heard_is_what_is_sampled_and_who_hears_can_end_it(engine, monkeypatch):
@@ -584,11 +458,3 @@ def test_a_completion_goes_on_where_it_was_left(engine, tokens):
             0
         ].ids
         assert whole[:tokens] + rest == whole
-
-
-def test_the_seed_of_the_rest_draws_the_same_uniforms():
-    seeds = [0, 1, 2**40 + 3, 2**63 - 1, 2**64 - 1]
-    for tokens in (0, 1, 1000):
-        rest = np.array([seed_after(seed, tokens) for seed in seeds], dtype=np.uint64)
-        drawn = uniforms(np.array(seeds, dtype=np.uint64), range(tokens, tokens + 51))
-        assert (uniforms(rest, range(51)) == drawn).all()

@@ -1,4 +1,4 @@
-"""evaluate.py and runs: their own settings are the defaults, no problem and no weights but theirs."""
+"""evaluate.py and runs: their own settings are the defaults, and no problem and no weights but theirs are evaluated."""
 
 import json
 import math
@@ -8,28 +8,24 @@ from dataclasses import make_dataclass, replace
 import pytest
 
 from minrl.config import LoraConfig, ModelConfig, RolloutConfig
-from minrl.evaluate import local, models
-from minrl.evaluate import stages as pipeline_stages
+from minrl.evaluate import generate, models
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.folder import folder_of, write_settings
-from minrl.evaluate.lineage import find_runs
-from minrl.evaluate.local import LocalSampler
 from minrl.evaluate.models import find_models
-from minrl.evaluate.plan import make_plan
-from minrl.evaluate.runs import as_trained
-from minrl.evaluate.settings import check_settings, settings_of
+from minrl.evaluate.plan import make_plan, settings_of
+from minrl.evaluate.run import prepared
+from minrl.evaluate.runs import find_runs
+from minrl.evaluate.stages import check_settings, folder_of, write_settings
 from minrl.models.lora import Adapters
 from minrl.models.processes import Processes
 from minrl.run.checkpoint import save_policy
 from minrl.run.defaults import ON_CPU, ON_GPU
 from minrl.run.folder import resolve_model
 from minrl.run.setup import load_policy
-from minrl.tasks import load_task
+from minrl.tasks import find_definition, load_task
 from minrl.tasks.code import CodeOptions
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
 from minrl.utils.cli import parse
-from minrl.utils.console import Screen
 from minrl.utils.files import read_json
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of
@@ -59,6 +55,25 @@ def trained(place, tmp_path, monkeypatch):
     return make
 
 
+def even(place, share):
+    """The dataset of `even`."""
+    task = f"{place}/run_tasks.py:even"
+    return load_task(task, {"even": find_definition(task).options(count=40, held_out_share=share)}).dataset
+
+
+def checked(*arguments):
+    """A dry run."""
+    return run(*arguments, "--dry-run", flags=FLAGS)
+
+
+def edited(tmp_path, name, models=None, **config):
+    """Change what a run's config.json says."""
+    path = tmp_path / "runs" / name / "config.json"
+    record = read_json(path)
+    record["config"].update(config)
+    path.write_text(json.dumps({**record, **({"models": models} if models else {})}, indent=1))
+
+
 def test_a_run_is_evaluated_as_it_was_trained(place, trained, tmp_path, capsys):
     # 0.2 of 40 problems are held out from the run; the task's own default of 0.5 would ask many that it was trained on.
     model = ModelConfig(chat_template_options='{"x": 1}')
@@ -67,15 +82,8 @@ def test_a_run_is_evaluated_as_it_was_trained(place, trained, tmp_path, capsys):
     settings = summary_of(tmp_path / "out")["settings"]["generate"]
     assert (settings["max_tokens"], settings["stop_strings"]) == (3, ["4 4"])
     assert settings["chat_template_options"] == '{"x": 1}'
-    task = load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, 0.2)})
-    assert {row["example"] for row in rows_of("out")} == {example.id for example in task.dataset.held_out}
+    assert {row["example"] for row in rows_of("out")} == {example.id for example in even(place, 0.2).held_out}
     assert "was trained with" not in capsys.readouterr().err
-
-
-def evaluated_options(place, share):
-    from minrl.tasks import find_definition
-
-    return find_definition(f"{place}/run_tasks.py:even").options(count=40, held_out_share=share)
 
 
 @pytest.mark.parametrize("named", ["one", "runs/one", "checkpoints/one", "checkpoints/one/step_000001"])
@@ -88,95 +96,128 @@ def test_a_run_is_known_by_each_of_its_names(trained, tmp_path, named):
 def test_a_run_is_found_by_its_name_in_the_folder_that_is_given(trained):
     trained("one")
     shutil.move("runs", "others")
-    assert run("--checkpoint", "one", "--runs-dir", "others", "--dry-run", flags=FLAGS) == 0
+    assert checked("--checkpoint", "one", "--runs-dir", "others") == 0
 
 
 def test_problems_that_a_run_was_trained_on_are_refused(place, trained):
     trained("one")
-    sides = [load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, s)}).dataset for s in (0.2, 0.5)]
-    asked = {example.id for example in sides[1].held_out}
-    leaked = len(asked & {example.id for example in sides[0].train})
+    asked = {example.id for example in even(place, 0.5).held_out}
+    leaked = len(asked & {example.id for example in even(place, 0.2).train})
     assert leaked
-    message = (
-        f"^{leaked} of the {len(asked)} problems of even are among those that one was trained .*held_out_share 0.2"
-    )
-    command = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even", "--dry-run"]
+    message = f"^{leaked} of the {len(asked)} problems of even are among those that one was trained .*share 0.2"
+    command = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even"]
     with pytest.raises(UserError, match=message) as refused:
-        run(*command, "--even.held-out-share", "0.5", flags=FLAGS)
+        checked(*command, "--even.held-out-share", "0.5")
     assert "\n" not in str(refused.value)
-    assert run(*command, "--even.held-out-share", "0.1", flags=FLAGS) == 0  # fewer of them
+    assert checked(*command, "--even.held-out-share", "0.1") == 0  # fewer of them
 
 
-def test_what_the_run_it_started_from_was_trained_on_is_refused_too(trained, tmp_path):
+@pytest.mark.parametrize(("role", "came"), [("start model", "started from"), ("teacher", "learned from")])
+def test_problems_of_the_runs_behind_a_run_are_refused(trained, tmp_path, capsys, role, came):
     first = trained("first", 0.2)
     trained("second", 0.5)
-    path = tmp_path / "runs/second/config.json"
-    record = read_json(path)
-    start = {"start model": {"path": str(first / "step_000001")}}
-    path.write_text(json.dumps({"minrl_run": record.pop("minrl_run"), **record, "models": start}, indent=1))
-    with pytest.raises(UserError, match="are among those that first was trained on"):
-        run("--checkpoint", "second", "--dry-run", flags=FLAGS)
+    assert checked("--checkpoint", "second") == 0
+    edited(tmp_path, "second", {role: {"path": str(first / "step_000001")}})
+    for _ in ("as it is", "without the checkpoint"):
+        with pytest.raises(UserError, match="are among those that first was trained on"):
+            checked("--checkpoint", "second")
+        shutil.rmtree(first / "step_000001", ignore_errors=True)
+    shutil.rmtree(tmp_path / "runs/first")
+    assert checked("--checkpoint", "second") == 0
+    assert f"second {came} {first}/step_000001, whose run is not there" in capsys.readouterr().err
 
 
-def test_a_base_model_is_evaluated_as_the_run_that_it_was_made_for(place, trained, tmp_path):
+def test_problems_of_another_file_are_refused_by_their_prompts(place, trained, tmp_path):
+    # The other file's task is called alike, has the same options, holds others out and has other identities.
     trained("one")
-    base = shutil.copytree(place / "model1", tmp_path / "checkpoints/base-even-1")
-    assert find_runs([str(base)]) == ([], [])
-    path = tmp_path / "runs/one/config.json"
-    record = read_json(path)
-    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
-    (found,), notes = find_runs(["checkpoints/base-even-1"])
-    assert found.path == tmp_path / "runs/one" and not notes
-    record["config"]["model_id"] = str(base)  # the user's model, which saw no problem of the task
-    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
-    assert find_runs([str(base)]) == ([], [])
+    (tmp_path / "other_tasks.py").write_text(evaluated.TASKS.replace('f"e{n}"', 'f"other{n}"'))
+    with pytest.raises(UserError, match=rf"problems of even are among .* one was trained .*task {place}/run_tasks.py"):
+        checked("--checkpoint", "one", "--task", "other_tasks.py:even")
 
 
-def test_what_is_set_otherwise_is_said_in_one_line(trained, capsys):
-    trained("one", rollout={"max_tokens": 3})
-    assert run("--checkpoint", "one", "--max-tokens", "4", "--dry-run", flags=FLAGS) == 0
-    assert "one was trained with max_tokens 3, here 4\n" in capsys.readouterr().err
+def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path, capsys):
+    trained("one")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": even(place, 0.2).held_out[0].prompt, "response": "1"}) + "\n")
+    edited(tmp_path, "one", data=str(rows))  # with its task it left out the rows that the task holds out
+    assert checked("--checkpoint", "one") == 0
+    edited(tmp_path, "one", task="")
+    alone = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even"]
+    with pytest.raises(UserError, match=r"problems of even are among those in .*rows.jsonl, which one was fine-tuned"):
+        checked(*alone)
+    rows.unlink()
+    assert checked(*alone) == 0
+    assert "rows.jsonl, which it was fine-tuned on, is not there" in capsys.readouterr().err
+
+
+def evaluation_of(place, tmp_path, task, options, **changes):
+    """A run of a task of ours, and what is prepared of an evaluation of it."""
+    save_run(tmp_path, f"{task}-run", str(place / "model0"), task, options={task: options}, **changes)
+    return lambda *flags: prepared(parse(EvaluateConfig, ["--checkpoint", f"{task}-run", "--task", task, *flags]))
+
+
+def test_boards_of_other_sizes_on_pegs_that_the_run_was_trained_on_are_refused(place, trained, tmp_path):
+    # No board is of both, as those that are asked have fewer disks.
+    own = HanoiOptions(peg_names=5, held_out_share=0.2)
+    evaluated_with = evaluation_of(place, tmp_path, "hanoi", own)
+    sides = load_task("hanoi", {"hanoi": own}).dataset
+    flags = ["--hanoi.min-disks", "2", "--hanoi.max-disks", "2"]
+    evaluated_with(*flags)  # the same pegs are held out
+    wider = HanoiOptions(peg_names=5, held_out_share=0.6, min_disks=2, max_disks=2)
+    asked = load_task("hanoi", {"hanoi": wider}).dataset.held_out
+    assert not {one.id for one in asked} & {one.id for one in sides.train}
+    leaked = sum(one["pegs"] in {two["pegs"] for two in sides.train} for one in asked)
+    assert leaked
+    with pytest.raises(UserError, match=f"{leaked} of the {len(asked)} problems of hanoi are among those"):
+        evaluated_with(*flags, "--hanoi.held-out-share", "0.6")
+
+
+def code_rows(path, first_id):
+    """Problems of MBPP's shape, numbered from an id."""
+    code, tests = "def f(x):\n    return x", ["assert f(1) == 1", "assert f(2) == 2"]
+    row = {"code": code, "test_setup_code": "", "test_list": tests}
+    rows = [{"task_id": first_id + n, "text": f"Problem {n}.", **row} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_renumbered_problems_are_the_same_problems(place, trained, tmp_path):
+    # Asked in another form too, so that neither ids nor prompts are alike.
+    data = code_rows(tmp_path / "first.jsonl", 1000)
+    evaluated_with = evaluation_of(place, tmp_path, "code", CodeOptions(), data_path=data)
+    flags = ["--data-path", code_rows(tmp_path / "second.jsonl", 2000), "--code.mode", "execute"]
+    evaluated_with(*flags)
+    with pytest.raises(UserError, match=r"of the .* problems of code are among those that code-run was trained on"):
+        evaluated_with(*flags, "--code.held-out-share", "0.8")
 
 
 def test_runs_that_differ_are_compared_under_settings_that_are_named(trained, capsys):
     trained("one", rollout={"max_tokens": 3})
     trained("two", rollout={"max_tokens": 4})
-    command = ["--models", "one", "two", "--dry-run"]
+    command = ["--models", "one", "two"]
     with pytest.raises(UserError, match=r"one was trained with max_tokens 3 and two with 4: .* by --max-tokens$"):
-        run(*command, flags=FLAGS)
-    assert run(*command, "--max-tokens", "4", flags=FLAGS) == 0
+        checked(*command)
+    assert checked(*command, "--max-tokens", "4") == 0
     assert "one was trained with max_tokens 3, here 4\n" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_lost_its_run_is_said(trained, tmp_path, capsys):
+def test_what_is_unknown_of_a_runs_problems_is_reported(place, trained, tmp_path, capsys):
     trained("one")
-    (task,) = read_json(tmp_path / "runs/one/config.json")["config"]["task"].split(",")
-    shutil.rmtree(tmp_path / "runs/one")
-    flags = ["--task", task, "--checkpoint", "checkpoints/one", "--dry-run"]
-    assert run(*flags, flags=FLAGS) == 0
-    assert "checkpoints/one: its run is not there" in capsys.readouterr().err
-
-
-def test_code_that_changed_since_is_said(trained, tmp_path, capsys):
-    trained("one")
+    task = tmp_path / "task.py"
+    task.write_text("now")
     path = tmp_path / "runs/one/config.json"
-    record = read_json(path)
-    path.write_text(json.dumps({**record, "commit": "abc", "sources": "other"}, indent=1))
-    assert run("--checkpoint", "one", "--dry-run", flags=FLAGS) == 0
-    assert "changed since one was trained: MinRL's code (commit abc); if that moved problems of even" in (
-        capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("named", ["/no/such/dir/one", "some-org/one", "moved/one"])
-def test_a_path_that_does_not_exist_is_no_other_model(trained, named):
-    trained("one")
-    assert resolve_model(named) == named  # for transformers to find or refuse
-    assert resolve_model("one").endswith("checkpoints/one/step_000001")
+    path.write_text(json.dumps({**read_json(path), "files": {str(task): "then", "gone.py": "then"}}))
+    assert checked("--checkpoint", "one") == 0
+    assert f"changed since one was trained: {task}; held-out problems may have moved\n" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "runs/one")
+    assert checked("--task", f"{place}/run_tasks.py:even", "--checkpoint", "checkpoints/one") == 0
+    assert "checkpoints/one: its run is not there" in capsys.readouterr().err
 
 
 def test_a_moved_runs_folder_is_not_another_run_of_its_name(trained, tmp_path):
     trained("one")
+    for named in ("/no/such/dir/one", "some-org/one", "moved/one"):
+        assert resolve_model(named) == named  # for transformers to find or refuse
     other = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "runs", other / "runs")
     assert resolve_model(str(other / "runs/one")) == resolve_model("one")  # its checkpoints are where they were
@@ -215,56 +256,39 @@ def test_damaged_checkpoints_are_left_out_with_a_word(trained, capsys):
     kept = trained("one")
     shutil.copytree(kept / "step_000001", kept / "step_000002")
     (kept / "step_000002/model.safetensors").write_bytes(b"")
-    assert run("--checkpoint", "one", "--every-checkpoint", "--dry-run", flags=FLAGS) == 0
+    assert checked("--checkpoint", "one", "--every-checkpoint") == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
     assert len(said) == 1 and "step_000002 is damaged (model.safetensors is not what was written)" in said[0]
 
 
-def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, monkeypatch):
+def test_the_commit_of_a_hubs_model_is_compared_where_it_is_known(trained, monkeypatch, tmp_path):
     commit = ""
     monkeypatch.setattr(models, "cached_commit", lambda name: commit)
-    config, options = parsed(["--checkpoint", "some-org/model", "--examples", "3"], EvaluateConfig)
+    config, options = parsed(["--checkpoint", "some-org/model", "--examples", "3", "--output", "out"], EvaluateConfig)
 
-    def planned():
-        plan = make_plan(config, options)
-        settings = settings_of(plan, options)
-        return folder_of(config, plan, settings), settings
+    def settings():
+        return settings_of(make_plan(config, options), options)
 
-    folder, before = planned()
-    commit = "first"
-    later, after = planned()
-    assert later == folder and after["generate"]["models"] == {"some-org/model": "first"}
-    check_settings(folder, before, after, ())  # what was not known is no difference
+    (tmp_path / "out").mkdir()
+    nameless = replace(config, output="")
+    unnamed = folder_of(nameless, settings())
+    for now in ("", "first", ""):  # not cached yet, cached, and the cache is lost
+        commit = now
+        check_settings(tmp_path / "out", settings(), config)
+        write_settings(tmp_path / "out", settings())
+        assert folder_of(nameless, settings()) == unnamed
+    assert read_json(tmp_path / "out/config.json")["evaluation"]["generate"]["models"] == {"some-org/model": "first"}
     commit = "second"
     with pytest.raises(UserError, match="other weights of some-org/model"):
-        check_settings(folder, after, planned()[1], ())
-
-
-def test_a_commit_that_is_recorded_stays_where_the_cache_is_lost(trained, monkeypatch, tmp_path):
-    commits = iter(["first", "", ""])
-    monkeypatch.setattr(models, "cached_commit", lambda name: next(commits))
-    config, options = parsed(["--checkpoint", "some-org/model", "--output", "out"], EvaluateConfig)
-    recorded = settings_of(make_plan(config, options), options)
-    (tmp_path / "out").mkdir()
-    write_settings(tmp_path / "out", recorded)
-    taken = []
-
-    def stages(plan, options, *_):
-        plan = replace(plan, models=[models.as_cached(model) for model in plan.models])  # as after generating
-        taken.append(settings_of(plan, options))
-
-    monkeypatch.setattr(pipeline_stages, "_stages", stages)
-    with Screen(quiet=True) as screen:
-        pipeline_stages.evaluate(config, options, screen)
-    assert taken == [recorded] and recorded["generate"]["models"] == {"some-org/model": "first"}
+        check_settings(tmp_path / "out", settings(), config)
 
 
 def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, workers, monkeypatch):
     monkeypatch.setattr(models, "cached_commit", lambda name: "new")
     config, options = parsed(["--checkpoint", str(place / "model0"), "--device", "cpu"], EvaluateConfig)
-    plan = make_plan(config, options)
+    (model,) = make_plan(config, options).models
     with pytest.raises(UserError, match=r"the hub has other weights of .*model0 than were cached"):
-        LocalSampler(plan, replace(plan.models[0], hub=True, fingerprint="old"), workers)
+        generate.LocalSampler(config, replace(model, hub=True, fingerprint="old"), workers)
 
 
 def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers, monkeypatch):
@@ -274,132 +298,9 @@ def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers
     plan = make_plan(config, options)
     shutil.copytree(kept / "step_000001", kept / "step_000002")  # the run goes on meanwhile
     loaded = []
-    monkeypatch.setattr(local, "load_policy", lambda name, *rest: loaded.append(name) or load_policy(name, *rest))
-    LocalSampler(plan, plan.models[0], workers).close()
+    monkeypatch.setattr(generate, "load_policy", lambda name, *rest: loaded.append(name) or load_policy(name, *rest))
+    generate.sampler_of(plan, plan.models[0], workers).close()
     assert loaded == [str(place / "model0"), str(kept / "step_000001")]
-
-
-def started_from(tmp_path, name, checkpoint, role="start model", **config):
-    """Write down that a run started from a checkpoint, and settings of it."""
-    path = tmp_path / "runs" / name / "config.json"
-    record = read_json(path)
-    record["config"].update(config)
-    path.write_text(json.dumps({**record, "models": {role: {"path": str(checkpoint)}}}, indent=1))
-
-
-def test_problems_of_another_file_that_the_run_was_trained_on_are_refused_by_their_prompts(place, trained, tmp_path):
-    # The other file's task is called alike, has the same options, holds others out and has other identities.
-    trained("one")
-    other = evaluated.TASKS.replace('f"e{n}"', 'f"other{n}"')
-    (tmp_path / "other_tasks.py").write_text(other)
-    command = ["--checkpoint", "one", "--task", "other_tasks.py:even", "--dry-run"]
-    with pytest.raises(UserError, match=rf"problems of even are among .* one was trained .*task {place}/run_tasks.py"):
-        run(*command, flags=FLAGS)
-
-
-def kept_run(place, tmp_path, task, options, **changes):
-    """A run of a task of ours, and what as_trained makes of an evaluation of it."""
-    name = f"{task}-run"
-    save_run(tmp_path, name, str(place / "model0"), task, options={task: options}, **changes)
-
-    def evaluated_with(*flags):
-        given = ["--checkpoint", name, "--task", task, *flags]
-        return as_trained(parse(EvaluateConfig, given))
-
-    return evaluated_with
-
-
-def test_boards_of_other_sizes_on_pegs_that_the_run_was_trained_on_are_refused(place, trained, tmp_path):
-    # No board is of both, as those that are asked have fewer disks.
-    evaluated_with = kept_run(place, tmp_path, "hanoi", HanoiOptions(peg_names=5, held_out_share=0.2))
-    sides = load_task("hanoi", {"hanoi": HanoiOptions(peg_names=5, held_out_share=0.2)}).dataset
-    flags = ["--hanoi.min-disks", "2", "--hanoi.max-disks", "2"]
-    evaluated_with(*flags)  # the same pegs are held out
-    wider = HanoiOptions(peg_names=5, held_out_share=0.6, min_disks=2, max_disks=2)
-    asked = load_task("hanoi", {"hanoi": wider}).dataset.held_out
-    assert not {one.id for one in asked} & {one.id for one in sides.train}
-    leaked = sum(one["pegs"] in {two["pegs"] for two in sides.train} for one in asked)
-    assert leaked
-    with pytest.raises(UserError, match=f"{leaked} of the {len(asked)} problems of hanoi are among those"):
-        evaluated_with(*flags, "--hanoi.held-out-share", "0.6")
-
-
-def code_rows(path, first_id):
-    """Problems of MBPP's shape, numbered from an id."""
-    code, tests = "def f(x):\n    return x", ["assert f(1) == 1", "assert f(2) == 2"]
-    row = {"code": code, "test_setup_code": "", "test_list": tests}
-    rows = [{"task_id": first_id + n, "text": f"Problem {n}.", **row} for n in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def test_renumbered_problems_are_the_same_problems(place, trained, tmp_path):
-    # Asked in another form too, so that neither ids nor prompts are alike.
-    options, data = CodeOptions(), code_rows(tmp_path / "first.jsonl", 1000)
-    evaluated_with = kept_run(place, tmp_path, "code", options, data_path=data)
-    renumbered = code_rows(tmp_path / "second.jsonl", 2000)
-    evaluated_with("--data-path", renumbered, "--code.mode", "execute")
-    with pytest.raises(UserError, match=r"of the .* problems of code are among those that code-run was trained on"):
-        evaluated_with("--data-path", renumbered, "--code.mode", "execute", "--code.held-out-share", "0.8")
-
-
-def test_a_run_that_the_model_came_from_and_is_gone_is_said(trained, tmp_path, capsys):
-    first = trained("first")
-    trained("second")
-    started_from(tmp_path, "second", first / "step_000001")
-    shutil.rmtree(tmp_path / "runs/first")
-    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
-    assert "checkpoints/first/step_000001, whose run is not there" in capsys.readouterr().err
-
-
-def test_a_start_that_was_deleted_is_said_and_its_run_still_tells_what_it_was_trained_on(trained, tmp_path, capsys):
-    first = trained("first", 0.2)
-    trained("second", 0.5)
-    started_from(tmp_path, "second", first / "step_000001")
-    shutil.rmtree(first / "step_000001")
-    with pytest.raises(UserError, match="are among those that first was trained on"):
-        run("--checkpoint", "second", "--dry-run", flags=FLAGS)
-    shutil.rmtree(tmp_path / "runs/first")
-    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
-    gone = "which is not there any more: nobody knows which problems that was trained on\n"
-    assert f"second started from {first}/step_000001, {gone}" in capsys.readouterr().err
-
-
-def test_problems_that_the_teacher_was_trained_on_are_refused(trained, tmp_path, capsys):
-    first = trained("first", 0.2)
-    trained("second", 0.5)
-    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
-    started_from(tmp_path, "second", first / "step_000001", role="teacher")
-    with pytest.raises(UserError, match="are among those that first was trained on"):
-        run("--checkpoint", "second", "--dry-run", flags=FLAGS)
-    shutil.rmtree(tmp_path / "runs/first")
-    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
-    assert f"second learned from {first}/step_000001, whose run is not there" in capsys.readouterr().err
-
-
-def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path, capsys):
-    trained("one")
-    task = load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, 0.2)})
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": task.dataset.held_out[0].prompt, "response": "1"}) + "\n")
-    # With its task it left out the rows that the task holds out.
-    started_from(tmp_path, "one", "", data=str(rows))
-    assert run("--checkpoint", "one", "--dry-run", flags=FLAGS) == 0
-    started_from(tmp_path, "one", "", task="", data=str(rows))
-    alone = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even", "--dry-run"]
-    with pytest.raises(UserError, match=r"problems of even are among the rows of .*rows.jsonl, which one was fine-tun"):
-        run(*alone, flags=FLAGS)
-    rows.unlink()
-    assert run(*alone, flags=FLAGS) == 0
-    assert "rows.jsonl, which one was fine-tuned on, is not there" in capsys.readouterr().err
-
-
-def asked_of(*arguments):
-    """The longest completion, examples and samples that evaluate.py asks for, and what it says about that."""
-    given = ["--task", "countdown", *arguments]
-    command, notes = as_trained(parse(EvaluateConfig, given))
-    config = command.config
-    return (config.max_tokens, config.examples, config.samples), notes
 
 
 def test_a_model_that_no_run_trained_has_the_sizes_that_train_gives_it(place, trained, tmp_path, monkeypatch):
@@ -407,6 +308,11 @@ def test_a_model_that_no_run_trained_has_the_sizes_that_train_gives_it(place, tr
     small, served = ON_CPU[2e8], ON_GPU[math.inf]
     given = shutil.copytree(place / "model0", tmp_path / "given")
     (given / "chat_template.jinja").write_text("{{ messages }}")  # another tokenizer's
+
+    def asked_of(*arguments):
+        command, notes = prepared(parse(EvaluateConfig, ["--task", "countdown", *arguments]))
+        return (command.config.max_tokens, command.config.examples, command.config.samples), notes
+
     for name, sizes in (("some-org/model", small), ("openai:m@http://127.0.0.1:1/v1", served), (str(given), small)):
         asked, (note,) = asked_of("--checkpoint", name)
         assert asked == (sizes.max_tokens, sizes.eval_examples, sizes.eval_samples)

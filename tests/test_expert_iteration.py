@@ -27,7 +27,7 @@ from minrl.sft.demonstrations import Demonstration, read_demonstrations
 from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, write_samples
 from minrl.sft.step import mean_loss_and_entropy
 from minrl.tasks import Dataset
-from minrl.tracking import logger
+from minrl.tracking import session as logger
 from minrl.types import Example, Reward, TrainState, UserError
 from minrl.utils.files import LOCK, lock
 from tests.forked import Forked

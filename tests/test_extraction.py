@@ -3,7 +3,7 @@
 import pytest
 
 from minrl.tasks import load_task
-from minrl.tasks.extraction import FIELDS_REWARD, INSTRUCTION, OBJECT_REWARD, ExtractionOptions, reward
+from minrl.tasks.extraction import FIELDS_REWARD, INSTRUCTION, KEYS_REWARD, ExtractionOptions, reward
 from minrl.types import Example, UserError
 
 EXAMPLE = Example("", INSTRUCTION, {"object": {"name": "Jack", "age": 78, "children": 3}})
@@ -21,12 +21,13 @@ PARTLY = {  # right fields of three
     "the age as a float": ('{"name": "Jack", "age": 78, "children": 3.0}', 2),
     "another number": ('{"name": "Jack", "age": 78, "children": 4}', 2),
     "a key too many": ('{"name": "Jack", "age": 78, "children": 3, "city": "Vienna"}', 3),
-    "a key that is missing": ('{"name": "Jack", "age": 78}', 2),
     "lists of every answer": ('{"name": ["Jack", "Ann"], "age": [77, 78], "children": [3]}', 0),
-    "nothing in it": ("{}", 0),
     "null": ('{"name": null, "age": null, "children": null}', 0),
 }
 NOTHING = {
+    "nothing in it": "{}",
+    "the name alone": '{"name": "Jack"}',
+    "a key that is missing": '{"name": "Jack", "age": 78}',
     "empty": "",
     "the sentence": "Jack, a singer from Vienna, is 78 years old and has 3 children.",
     "the prompt copied back": INSTRUCTION,
@@ -50,13 +51,13 @@ def test_the_object_alone_is_paid_in_full(completion):
 
 
 @pytest.mark.parametrize(("completion", "right"), PARTLY.values(), ids=PARTLY)
-def test_another_object_is_paid_by_its_right_fields_and_never_more_than_half(completion, right):
+def test_another_object_with_all_keys_is_paid_by_its_right_fields_and_never_more_than_half(completion, right):
     paid = reward(completion, EXAMPLE).value
-    assert paid == pytest.approx(OBJECT_REWARD + FIELDS_REWARD * right / 3) and paid <= 0.5
+    assert paid == pytest.approx(KEYS_REWARD + FIELDS_REWARD * right / 3) and paid <= 0.5
 
 
 @pytest.mark.parametrize("completion", NOTHING.values(), ids=NOTHING)
-def test_what_is_no_object_is_paid_nothing(completion):
+def test_what_is_no_object_with_all_keys_is_paid_nothing(completion):
     assert reward(completion, EXAMPLE).value == 0.0
 
 

@@ -1,17 +1,24 @@
-"""pass@k over examples and differences by hand."""
+"""pass@k over examples and differences by hand; what a report says where scores are missing."""
 
 import numpy as np
 import pytest
 
-from minrl.evaluate.figures import EpisodeScore, example_values, in_roles, paired_difference, pass_figure
-from minrl.types import Reward
+from minrl.evaluate.charts import draw
+from minrl.evaluate.config import EvaluateConfig
+from minrl.evaluate.figures import Score, example_values, in_roles, paired_difference, pass_figure
+from minrl.evaluate.models import NamedModel
+from minrl.evaluate.plan import GREEDY, SAMPLED, EvaluationPlan, Mode, PlannedTask
+from minrl.evaluate.report import frame_of, report
+from minrl.evaluate.rows import key_of
+from minrl.tasks import Dataset, Task
+from minrl.types import Example, Reward
 from minrl.utils.statistics import wilson
 from minrl.utils.text import json_text, plain
 
 
 def score(index, solved, role="policy"):
     reward = None if solved is None else Reward(float(solved))
-    return EpisodeScore("m", "t", "sampled", index, f"e{index}", role, reward, 3.0, False)
+    return Score(index, f"e{index}", role, reward, 3.0, False)
 
 
 def test_a_value_for_each_example_is_the_mean_of_its_roles():
@@ -81,6 +88,76 @@ def test_the_difference_is_that_of_the_two_figures_where_examples_have_unequal_s
     # Against itself every resample differs by nothing, which is no certainty.
     low, high = paired_difference(before, before)["ci95"]
     assert low < -0.05 and high > 0.05
+
+
+def line(model, index, sample, solved, mode=SAMPLED, unscorable=None):
+    """A line of scores.jsonl."""
+    reward = None if unscorable else float(solved)
+    return {
+        **{"model": model, "task": "t", "mode": mode, "index": index, "example": f"e{index}", "sample": sample},
+        **{"role": "policy", "reward": reward, "maximum": 1.0, "solved": bool(solved), "unscorable": unscorable},
+        **{"tokens": 5, "finish_reason": "stop", "refused": None, "of": "x", "part/p": 0.5, "category/c": "d"},
+    }
+
+
+def lines_of(model):
+    """Every line of a model that solves the second and the fourth example."""
+    sampled = [line(model, i, s, i % 2) for i in range(4) for s in range(4)]
+    return [*sampled, *(line(model, i, 0, i % 2, mode=GREEDY) for i in range(4))]
+
+
+def reported(folder, lines, *modes):
+    """The report on two models, and what summary.md shows of each."""
+    examples = [Example(f"e{index}", "p", {}, {"c": "d"}) for index in range(4)]
+    task = Task(Dataset([], examples), lambda said, example: Reward(0.0))
+    planned = PlannedTask("t", task, examples, modes or (Mode(SAMPLED, 4, 1.0), Mode(GREEDY, 1, 0.0)))
+    config = EvaluateConfig(models=("A", "B"), tasks=("t",), charts=False)
+    plan = EvaluationPlan(config, [NamedModel(name, name) for name in ("A", "B")], [planned])
+    summary = report(plan, folder, {}, lines, {key_of(one): {} for one in lines})
+    shown = [row.split(" | ") for row in (folder / "summary.md").read_text().splitlines()]
+    return summary, {name: next(row for row in shown if row[0] == f"| {name}") for name in ("A", "B")}
+
+
+def test_a_model_that_lacks_samples_is_reported_beside_the_others(tmp_path):
+    # B has three samples of one example: enough for pass@2, too few for pass@4.
+    summary, shown = reported(tmp_path, [*lines_of("A"), *(line("B", 0, sample, 1) for sample in range(3))])
+    assert [list(result["pass@k"]) for result in summary["results"]] == [["1", "2", "4"], ["1", "2"]]
+    assert shown["B"][1].startswith("100.0%") and shown["B"][3] == "-" and shown["A"][3].startswith("50.0%")
+    assert not summary["complete"] and summary["results"][1]["missing"] == 17
+
+
+def test_greedy_completions_are_not_the_sampled_ones(tmp_path):
+    lines = [one for one in lines_of("A") if one["mode"] == GREEDY]
+    summary, shown = reported(tmp_path, lines)
+    found = summary["results"][0]
+    assert "pass@1" not in found and (found["n"], found["missing"]) == (0, 16) and shown["A"][1] == "-"
+    found = reported(tmp_path, lines, Mode(GREEDY, 1, 0.0))[0]["results"][0]  # at temperature 0 they are what is asked
+    assert (found["pass@1"], found["pass@1_greedy"], found["missing"]) == (0.5, 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "complete"),
+    [("minrl.rewards.chat_client.ChatError: down", False), ("ValueError: no answer", True)],
+)
+def test_an_evaluation_whose_judge_did_not_answer_is_not_complete(tmp_path, reason, complete):
+    lines = [*lines_of("A"), *lines_of("B")]
+    assert reported(tmp_path, lines)[0]["complete"]
+    assert "Not complete" not in (tmp_path / "summary.md").read_text()
+    lines[0] = line("A", 0, 0, 0, unscorable=reason)
+    assert reported(tmp_path, lines)[0]["complete"] == complete
+    assert ("Not complete" in (tmp_path / "summary.md").read_text()) == (not complete)
+
+
+def test_charts_of_runs_over_their_steps(tmp_path):
+    # On task b the run has no score.
+    about = {"ci95": [0.1, 0.3], "pass@1": 0.2, "pass@k": {"1": {"value": 0.2, "ci95": [0.1, 0.3], "examples": 4}}}
+    about |= {"parts": {}, "by_category": {}, "pass@1_greedy_ci95": None, "reward": 0.2, "truncated_frac": 0.0, "n": 4}
+    about |= {"completion_tokens_mean": None, "examples": 4, "missing": 0}
+    results = [{**about, "task": "a", "model": f"r{n}", "label": f"r{n}", "run": "r", "step": n} for n in (1, 2)]
+    results.append({**about, "task": "b", "model": "other", "label": "other"})
+    frame = frame_of({"results": results, "differences": []})
+    assert [path.name for path in draw(frame, tmp_path)] == ["pass_at_1.png", "steps.png"]
+    assert all(path.stat().st_size for path in tmp_path.iterdir())
 
 
 def test_json_has_no_nan():

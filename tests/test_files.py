@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from minrl.sandbox.calls import private_folder
 from minrl.types import UserError
 from minrl.utils.files import (
     append_jsonl,
@@ -19,12 +20,8 @@ from minrl.utils.files import (
     is_torn,
     lock,
     lock_in_turn,
-    private_folder,
-    read_json,
     read_jsonl,
     whole,
-    write_csv,
-    write_json,
     write_jsonl,
 )
 
@@ -100,6 +97,11 @@ def test_what_cannot_be_locked_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot lock .*: Is a directory"):
         lock(tmp_path)
     assert lock(tmp_path / "gone" / "lock") is None  # a folder that was given back: another name is free
+    (tmp_path / "kept").write_text("theirs")
+    (tmp_path / "lock").symlink_to(tmp_path / "kept")
+    with pytest.raises(UserError, match="cannot lock"):
+        lock(tmp_path / "lock")
+    assert (tmp_path / "kept").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("mode", ["w", "wb"])
@@ -113,17 +115,6 @@ def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path, mode):
         raise KeyboardInterrupt
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_json_comes_back_and_what_is_none_is_nothing(tmp_path):
-    write_json(tmp_path / "a.json", {"a": [1]})
-    assert read_json(tmp_path / "a.json") == {"a": [1]}
-    (tmp_path / "a.json").write_text("{")
-    assert read_json(tmp_path / "a.json") is None is read_json(tmp_path / "b.json")
-
-
-def test_a_lock_that_is_gone_when_it_is_asked_about_has_just_ended(tmp_path):
-    assert holder(tmp_path / "lock") == "a process that has just ended"
 
 
 def test_jsonl_comes_back_without_a_torn_end_which_the_next_line_replaces(tmp_path):
@@ -149,11 +140,6 @@ def test_a_damaged_line_is_told_or_refused(tmp_path, line):
     assert told == [line.decode(errors="backslashreplace")]
     with pytest.raises(json.JSONDecodeError):
         read_jsonl(path)
-
-
-def test_a_table_has_a_cell_for_each_column(tmp_path):
-    write_csv(tmp_path / "t.csv", ["a", "b"], [{"a": 1}, {"b": "x,y"}])
-    assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,\r\n,"x,y"\r\n'
 
 
 def test_jsonl_is_cut_in_place_and_only_where_something_goes(tmp_path):
@@ -195,11 +181,3 @@ def test_a_private_folder_is_made_once_and_taken_again_by_its_user(tmp_path, mon
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(PermissionError, match="may hold"):
         private_folder(made)
-
-
-def test_a_lock_follows_no_link(tmp_path):
-    (tmp_path / "kept").write_text("theirs")
-    (tmp_path / "lock").symlink_to(tmp_path / "kept")
-    with pytest.raises(UserError, match="cannot lock"):
-        lock(tmp_path / "lock")
-    assert (tmp_path / "kept").read_text() == "theirs"

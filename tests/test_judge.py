@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import threading
+from dataclasses import asdict
 
 import pytest
 from together import together
@@ -13,8 +14,8 @@ from minrl.__main__ import main
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.plan import make_plan
-from minrl.evaluate.settings import check_settings, settings_of
+from minrl.evaluate.plan import make_plan, settings_of
+from minrl.evaluate.stages import differences
 from minrl.rewards import judge as judge_module
 from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
@@ -133,7 +134,7 @@ def test_nothing_is_asked_twice_and_what_matters_is_asked_anew(make_judge, serve
     server, judge = make_judge()
     first = judge_reward(judge, "4")
     assert judge_reward(judge, "4") == first and len(server.asked) == 1
-    settings = {**vars(judge.config)}
+    settings = asdict(judge.config)
 
     def asks(**changes):
         before, other = len(server.asked), Judge(JudgeConfig(**{**settings, **changes}))
@@ -393,7 +394,7 @@ def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("changed", ["PROMPT", "INSTRUCTIONS"])
-def test_scores_under_another_default_prompt_are_stale(tmp_path, monkeypatch, changed):
+def test_scores_under_another_default_prompt_are_stale(monkeypatch, changed):
     flags = ["--checkpoint", "some-org/model", "--examples", "3"]
 
     def settings(*judge):
@@ -405,10 +406,10 @@ def test_scores_under_another_default_prompt_are_stale(tmp_path, monkeypatch, ch
     before = [settings(*judge) for judge in (named, own, [])]
     assert [now == settings(*judge) for now, judge in zip(before, (named, own, []), strict=True)] == [True] * 3
     monkeypatch.setattr(judge_module, changed, getattr(judge_module, changed) + " Be kind.")
-    with pytest.raises(UserError, match=r"judge words '.*', now '.*': .* --force score"):
-        check_settings(tmp_path, before[0], settings(*named), ())
+    found = list(differences(before[0], settings(*named), ("score",)))
+    assert any(phrase.startswith("judge words '") for phrase in found)
     assert (settings(*own) == before[1]) == (changed == "PROMPT")  # which the user's takes the place of
-    check_settings(tmp_path, before[2], settings(), ())
+    assert not list(differences(before[2], settings(), ("generate", "score")))
 
 
 TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 20

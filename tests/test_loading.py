@@ -193,7 +193,7 @@ def test_adapters_are_put_into_the_text_part_alone(gemma3, tmp_path, processes, 
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name].float(), after[name].float()) for name in before if "language" not in name)
     again = loaded(gemma3, processes)
-    fold_in(again.model, tmp_path / "saved" / "adapter", str(gemma3))
+    fold_in(again.model, again.tokenizer, tmp_path / "saved" / "adapter", str(gemma3))
     torch.testing.assert_close(own_logprobs(again.model), own_logprobs(policy.model), atol=1e-4, rtol=0)
     trained = {name for name, weight in again.model.named_parameters() if weight.requires_grad}
     assert trained and all("vision" not in name and "projector" not in name for name in trained)

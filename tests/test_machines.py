@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minrl.run.checkpoint import save_policy
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 
 ROOT = Path(__file__).parent.parent
 

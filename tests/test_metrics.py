@@ -19,8 +19,7 @@ from tensorboard.summary.writer import event_file_writer
 from tensorboard.util.tensor_util import make_ndarray
 
 from minrl.report.rollouts.lines import rollout_line
-from minrl.tracking.files import RunFiles, read_metrics
-from minrl.tracking.tensorboard import TensorBoard
+from minrl.tracking.writers import RunFiles, TensorBoard, read_metrics
 from minrl.types import PlayedTurn, Reward
 
 

@@ -26,89 +26,22 @@ ROOT = Path(__file__).parent.parent
 WIDTH = 12
 
 
-def with_weights(norm):
+def norm(kind, *sizes, **settings):
+    made = kind(*(sizes or (WIDTH,)), **settings)
     with torch.no_grad():
-        norm.weight.copy_(torch.linspace(-1.5, 2.0, len(norm.weight)))
-    return norm
-
-
-def sped_up(norm):
-    model = nn.ModuleList([copy.deepcopy(norm)])
-    speed_up(model)
-    return model[0]
-
-
-def results(norm, x, grad):
-    """What it computes, and the gradients of input and weight."""
-    norm.weight.grad, x = None, x.clone().requires_grad_()
-    y = norm(x)
-    y.backward(grad)
-    return y.detach(), x.grad, norm.weight.grad
-
-
-@pytest.mark.parametrize("kind", [Qwen3RMSNorm, LlamaRMSNorm])
-@pytest.mark.parametrize("shape", [(5, WIDTH), (1, 7, 3, WIDTH), (1, WIDTH)])
-def test_a_norm_and_its_gradients_are_the_modules_own(kind, shape):
-    own = with_weights(kind(WIDTH, eps=0.3))
-    fast = sped_up(own)
-    assert isinstance(fast, Float32Norm) and isinstance(fast, kind)
-    x, grad = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(results(fast, x, grad), results(own, x, grad), atol=1e-5, rtol=1e-5)
-    apart = torch.randn(2, *shape, 2, generator=torch.Generator().manual_seed(4)).select(-1, 0)  # not contiguous
-    torch.testing.assert_close(results(fast, *apart), results(own, *apart), atol=1e-5, rtol=1e-5)
-
-
-def test_the_gradients_of_a_norm_are_those_of_its_formula_in_double_precision():
-    fast = sped_up(with_weights(Qwen3RMSNorm(WIDTH, eps=1e-2)))
-    x, grad = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(5))
-    double, weight = (tensor.detach().double().requires_grad_() for tensor in (x, fast.weight))
-    (double / (double.square().mean(-1, keepdim=True) + 1e-2).sqrt() * weight).backward(grad.double())
-    _, of_x, of_weight = results(fast, x, grad)
-    torch.testing.assert_close(of_x.double(), double.grad, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(of_weight.double(), weight.grad, atol=1e-5, rtol=1e-5)
-
-
-def test_a_norm_whose_weight_is_frozen_passes_the_gradient_on():
-    own = with_weights(Qwen3RMSNorm(WIDTH)).requires_grad_(False)
-    x, grad = torch.randn(2, 4, WIDTH)
-    made = [results(norm, x, grad) for norm in (sped_up(own), own)]
-    assert made[0][2] is None
-    torch.testing.assert_close(made[0][:2], made[1][:2], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "norm",
-    [
-        with_weights(Gemma3RMSNorm(WIDTH)),  # adds 1 to the weight
-        with_weights(Qwen3NextRMSNormGated(WIDTH)),  # takes a gate
-        with_weights(Qwen3RMSNorm(WIDTH)).bfloat16(),
-        with_weights(Qwen3RMSNorm(WIDTH)).to("meta"),
-        nn.LayerNorm(WIDTH),
-        FalconMambaWeightlessRMSNorm(WIDTH),  # whose weight is not read
-    ],
-    ids=["one more", "gated", "bfloat16", "not on a CPU", "another norm", "weightless"],
-)
-def test_another_norm_stays_as_it_is(norm):
-    assert type(sped_up(norm)) is type(norm)
-
-
-def test_other_precisions_take_the_modules_own_way():
-    own = with_weights(Qwen3RMSNorm(WIDTH))
-    x = torch.randn(3, WIDTH).bfloat16()
-    assert torch.equal(sped_up(own)(x), own(x))
-
-
-def test_speeding_up_twice_is_once_and_a_norm_can_be_copied_and_pickled():
-    fast = sped_up(with_weights(Qwen3RMSNorm(WIDTH)))
-    assert type(sped_up(fast)) is type(fast)
-    x = torch.randn(3, WIDTH)
-    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
-        assert type(other) is type(fast) and torch.equal(other(x), fast(x))
+        made.weight.copy_(torch.linspace(-1.5, 2.0, len(made.weight)))
+    return made
 
 
 def gated(kind, config, **settings):
     torch.manual_seed(6)
     return kind(config(hidden_size=WIDTH, intermediate_size=20, num_attention_heads=2, **settings)).requires_grad_(True)
+
+
+def sped_up(module):
+    model = nn.ModuleList([copy.deepcopy(module)])
+    speed_up(model)
+    return model[0]
 
 
 @pytest.fixture
@@ -120,24 +53,86 @@ def onednn(monkeypatch):
         monkeypatch.setattr(f"{module}.onednn_available", lambda: True)
 
 
-def of_layer(layer, x, grad):
+def results(module, x, grad):
     """What it computes, and the gradients of input and weights."""
-    layer.zero_grad()
+    module.zero_grad()
     x = x.clone().requires_grad_()
-    y = layer(x)
+    y = module(x)
     y.backward(grad)
-    return [y.detach(), x.grad, *(weight.grad for weight in layer.parameters())]
+    return [y.detach(), x.grad, *(weight.grad for weight in module.parameters())]
 
 
-@pytest.mark.parametrize(("kind", "config"), [(Qwen3MLP, Qwen3Config), (LlamaMLP, LlamaConfig)])
-@pytest.mark.parametrize("shape", [(5, WIDTH), (2, 7, WIDTH), (1, 1, WIDTH)])
-def test_a_gated_layer_and_its_gradients_are_the_modules_own(kind, config, shape, onednn):
-    own = gated(kind, config)
-    fast = sped_up(own)
-    assert isinstance(fast, Float32Gated) and isinstance(fast, kind)
-    x, grad = torch.randn(2, *shape, generator=torch.Generator().manual_seed(7))
-    for made, expected in zip(of_layer(fast, x, grad), of_layer(own, x, grad), strict=True):
-        torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
+TAKEN = {
+    "Qwen3's norm": norm(Qwen3RMSNorm, eps=0.3),
+    "Llama's norm": norm(LlamaRMSNorm, eps=0.3),
+    "Qwen3's gated layer": gated(Qwen3MLP, Qwen3Config),
+    "Llama's gated layer": gated(LlamaMLP, LlamaConfig),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("shape", [(5, WIDTH), (1, 7, 3, WIDTH), (1, WIDTH)])
+def test_a_module_and_its_gradients_are_its_own(name, shape, onednn):
+    own, fast = TAKEN[name], sped_up(TAKEN[name])
+    assert isinstance(fast, Float32Norm if "norm" in name else Float32Gated) and isinstance(fast, type(own))
+    contiguous = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
+    apart = torch.randn(2, *shape, 2, generator=torch.Generator().manual_seed(4)).select(-1, 0)
+    for x, grad in (contiguous, apart):
+        torch.testing.assert_close(results(fast, x, grad), results(own, x, grad), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "frozen"), [("Qwen3's norm", 2), *(("Qwen3's gated layer", n) for n in (2, 3, 4))])
+def test_a_frozen_weight_passes_the_gradient_on(name, frozen, onednn):
+    own = copy.deepcopy(TAKEN[name])
+    list(own.parameters())[frozen - 2].requires_grad_(False)
+    x, grad = torch.randn(2, 4, WIDTH)
+    made, expected = (results(module, x, grad) for module in (sped_up(own), own))
+    assert made.pop(frozen) is None and expected.pop(frozen) is None
+    torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradients_of_a_norm_are_those_of_its_formula_in_double_precision():
+    fast = sped_up(norm(Qwen3RMSNorm, eps=1e-2))
+    x, grad = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(5))
+    double, weight = (tensor.detach().double().requires_grad_() for tensor in (x, fast.weight))
+    (double / (double.square().mean(-1, keepdim=True) + 1e-2).sqrt() * weight).backward(grad.double())
+    _, of_x, of_weight = results(fast, x, grad)
+    torch.testing.assert_close(of_x.double(), double.grad, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(of_weight.double(), weight.grad, atol=1e-5, rtol=1e-5)
+
+
+OTHERS = {
+    "adds 1 to the weight": norm(Gemma3RMSNorm),
+    "takes a gate": norm(Qwen3NextRMSNormGated),
+    "bfloat16": norm(Qwen3RMSNorm).bfloat16(),
+    "not on a CPU": norm(Qwen3RMSNorm).to("meta"),
+    "another norm": nn.LayerNorm(WIDTH),
+    "its weight is not read": FalconMambaWeightlessRMSNorm(WIDTH),
+    "GELU": gated(Gemma3MLP, Gemma3TextConfig),
+    "ReLU": gated(Qwen3MLP, Qwen3Config, hidden_act="relu"),
+    "biases": gated(LlamaMLP, LlamaConfig, mlp_bias=True),
+    "gated in bfloat16": gated(Qwen3MLP, Qwen3Config).bfloat16(),
+    "gated, not on a CPU": gated(Qwen3MLP, Qwen3Config).to("meta"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_module_that_computes_something_else_stays_as_it_is(name, onednn):
+    assert type(sped_up(OTHERS[name])) is type(OTHERS[name])
+
+
+def test_other_precisions_take_the_modules_own_way():
+    own = norm(Qwen3RMSNorm)
+    x = torch.randn(3, WIDTH).bfloat16()
+    assert torch.equal(sped_up(own)(x), own(x))
+
+
+def test_speeding_up_twice_is_once_and_a_norm_can_be_copied_and_pickled():
+    fast = sped_up(norm(Qwen3RMSNorm))
+    assert type(sped_up(fast)) is type(fast)
+    x = torch.randn(3, WIDTH)
+    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert type(other) is type(fast) and torch.equal(other(x), fast(x))
 
 
 def test_a_gated_layer_keeps_two_tensors_of_its_width(onednn):
@@ -145,31 +140,6 @@ def test_a_gated_layer_keeps_two_tensors_of_its_width(onednn):
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda _: None):
         layer(torch.randn(9, WIDTH))
     assert kept.count((9, 20)) == 2
-
-
-@pytest.mark.parametrize("frozen", [2, 3, 4])
-def test_a_frozen_weight_of_a_gated_layer_passes_the_gradient_on(frozen, onednn):
-    own = gated(Qwen3MLP, Qwen3Config)
-    list(own.parameters())[frozen - 2].requires_grad_(False)
-    x, grad = torch.randn(2, 4, WIDTH)
-    made, expected = (of_layer(layer, x, grad) for layer in (sped_up(own), own))
-    assert made.pop(frozen) is None and expected.pop(frozen) is None
-    torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        gated(Gemma3MLP, Gemma3TextConfig),  # whose activation is GELU
-        gated(Qwen3MLP, Qwen3Config, hidden_act="relu"),
-        gated(LlamaMLP, LlamaConfig, mlp_bias=True),
-        gated(Qwen3MLP, Qwen3Config).bfloat16(),
-        gated(Qwen3MLP, Qwen3Config).to("meta"),
-    ],
-    ids=["gelu", "relu", "biases", "bfloat16", "not on a CPU"],
-)
-def test_another_gated_layer_stays_as_it_is(layer, onednn):
-    assert type(sped_up(layer)) is type(layer)
 
 
 class Limited(nn.Module):

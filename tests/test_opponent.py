@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +11,10 @@ from minrl import train
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
-from minrl.engines.opponent import EngineWithOpponent
-from minrl.engines.torch_engine import TorchEngine
+from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
 from minrl.evaluate import plan as evaluation_plan
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
-from minrl.rollout import Plan, rollout
 from minrl.run import setup
 from minrl.run.checkpoint import save_policy
 from minrl.tasks import Task
@@ -30,17 +27,6 @@ EXAMPLES = split([Example(str(n), "numbers 1 2", {}) for n in range(8)], 0.5)
 SAMPLING = Sampling(1.0, frozenset({2}))
 
 
-def duel(example, rng):
-    """The policy, its frozen opponent, and the policy again."""
-    first = yield Turn("me", "numbers 1")
-    reply = yield Turn("other", "numbers 1", frozen=True)
-    last = yield Turn("me", "numbers 3")
-    return {"me": Reward(float(first == last)), "other": Reward(float(reply == last))}
-
-
-DUEL = Task(EXAMPLES, None, episode=duel, frozen_opponent=True)
-
-
 @pytest.fixture
 def pair(make_policy):
     """A policy, another one that is frozen, and the engine over both."""
@@ -48,51 +34,22 @@ def pair(make_policy):
     return policy, opponent, EngineWithOpponent(TorchEngine(policy), opponent, policy)
 
 
-def plan(**changes):
-    return Plan(
-        **{"group_size": 2, "max_tokens": 6, "temperature": 1.0, "seed": 0, "purpose": "test", "step": 1, **changes}
-    )
-
-
 def requests(policy, *frozen):
     ids = policy.encode_prompt("numbers 1 2")
     return [Request(ids, seed, 6, is_frozen) for seed, is_frozen in enumerate(frozen)]
 
 
-def test_a_call_without_requests_reaches_the_policys_engine_alone(pair, monkeypatch):
-    calls, engine = [], pair[2]
-    monkeypatch.setattr(TorchEngine, "generate", lambda self, *asked, ended: calls.append(self) or [])
-    assert engine.generate([], SAMPLING) == []
-    assert calls == [engine.engine]
-
-
-def test_each_request_is_sampled_by_its_own_model_in_order(pair):
+def test_each_request_is_sampled_by_its_own_model_and_reported_by_its_place(pair):
     policy, opponent, engine = pair
-    mixed = requests(policy, False, True, False, True, True)
-    completions = engine.generate(mixed, SAMPLING)
+    mixed, ended = requests(policy, True, False, False, True, True), []
+    completions = engine.generate(mixed, SAMPLING, ended=ended.extend)
     by_policy, by_opponent = (TorchEngine(model).generate(mixed, SAMPLING) for model in (policy, opponent))
     chosen = [(by_opponent if request.frozen else by_policy)[i] for i, request in enumerate(mixed)]
     assert [c.ids for c in completions] == [c.ids for c in chosen]
     assert [c.ids for c in by_policy] != [c.ids for c in by_opponent]
+    assert sorted(ended, key=lambda one: one[0]) == list(enumerate(completions))
+    assert {index for index, _ in ended[:2]} == {1, 2}  # the policy's come first
     assert isinstance(engine, Engine) and not engine.needs_correction
-
-
-def test_what_either_has_sampled_is_told_of_by_its_place_in_the_call(pair):
-    policy, _, engine = pair
-    mixed = requests(policy, True, False, False, True, True)
-    told = []
-    completions = engine.generate(mixed, SAMPLING, ended=told.extend)
-    assert completions == engine.generate(mixed, SAMPLING)
-    assert sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
-    assert {index for index, _ in told[:2]} == {1, 2}  # the policy's come first
-
-
-def test_the_cores_are_those_of_the_one_that_takes_more(pair, monkeypatch):
-    engine = pair[2]
-    assert engine.cores == torch.get_num_threads() == 1
-    monkeypatch.setattr(type(engine.engine), "cores", 0)
-    engine.engine.cores = 3
-    assert engine.cores == 3
 
 
 def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair, make_policy):
@@ -112,39 +69,7 @@ def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair, make_polic
     engine.sync(learned)  # another policy reaches the policy's engine
     free = requests(policy, False)
     assert engine.generate(free, SAMPLING)[0].ids == TorchEngine(learned).generate(free, SAMPLING)[0].ids
-    ids = policy.encode_prompt("numbers 1 2")
-    assert engine.score(ids) == TorchEngine(learned).score(ids)
     engine.close()
-
-
-def test_nothing_of_a_frozen_role_is_trained_on(pair, workers):
-    policy, _, engine = pair
-    sampled = rollout(policy, engine, workers, DUEL, EXAMPLES.train[:3], plan())
-    assert sampled.failures == []
-    assert [r.role for r in sampled.rollouts] == ["me"] * 6
-    assert [r.group for r in sampled.rollouts] == [0, 0, 1, 1, 2, 2]
-    assert all(r.reward is not None for r in sampled.rollouts)
-    # What it wrote can still be read: nobody else has it.
-    assert [turn.role for turn in sampled.rollouts[0].episode].count("other") == 1
-    assert all((turn.text is None) == (turn.role == "me") for r in sampled.rollouts for turn in r.episode)
-
-
-def test_a_frozen_turn_has_the_seed_that_any_other_would(make_policy, workers):
-    policy, heard = make_policy(0), {}
-
-    def listening(frozen):
-        def episode(example, rng):
-            yield Turn("me", "numbers 1")
-            heard[frozen] = yield Turn("other", "numbers 1", frozen)
-            return {"me": Reward(0.0), "other": Reward(0.0)}
-
-        return replace(DUEL, episode=episode)
-
-    # Played by the same weights, a frozen role says what it would say if it were not frozen.
-    both = EngineWithOpponent(TorchEngine(policy), make_policy(0), policy)
-    for frozen in (False, True):
-        rollout(policy, both, workers, listening(frozen), EXAMPLES.train[:1], plan(group_size=1))
-    assert heard[True] == heard[False]
 
 
 def test_an_opponent_that_reads_other_ids_is_refused(policy, processes):

@@ -1,14 +1,8 @@
 """Rewards of completions that have ended are computed while others are still sampled, and nothing else changes."""
 
-import pickle
-import sys
 import time
-from contextlib import closing, redirect_stdout
+from contextlib import closing
 from dataclasses import replace
-from fcntl import ioctl
-from io import StringIO
-from termios import FIONREAD
-from threading import Event
 
 import pytest
 import torch
@@ -16,11 +10,8 @@ import torch
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.processes import Processes
-from minrl.rewards import begun
 from minrl.rewards.judge import judged, with_part
-from minrl.rewards.printed import caught
 from minrl.rewards.worker import Failure, Lost
-from minrl.rewards.worker_process import READY
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task
@@ -29,7 +20,7 @@ from minrl.tasks.task import Dataset
 from minrl.types import SOLO, Example, Job, Request, Reward, Turn
 from tests import jobs
 from tests.rewards import breaks_at_odd_lengths, noted, raises_at_odd_lengths
-from tests.test_workers import gone_soon, running
+from tests.test_workers import gone_soon
 
 EXAMPLES = [Example(str(n), "numbers 1 2", {}) for n in range(3)]
 DATASET = Dataset(EXAMPLES, [Example("held out", "numbers 1", {})])
@@ -54,20 +45,21 @@ class Watched(TorchEngine):
 
     def __init__(self, policy, caught_up=lambda ended: True):
         super().__init__(policy)
-        self.caught_up, self.waited = caught_up, 0
+        self.caught_up, self.waited, self.calls = caught_up, 0, []
 
     def generate(self, requests, sampling, *, ended=None):
-        told = 0
+        self.calls.append(ended is not None)
         if ended is None:
             return super().generate(requests, sampling)
+        count = 0
 
         def watch(completions):
-            nonlocal told
+            nonlocal count
             ended(completions)
-            told += len(completions)
-            if completions and told < len(requests):
+            count += len(completions)
+            if completions and count < len(requests):
                 self.waited += 1
-                until(lambda: ended([]) or self.caught_up(told))
+                until(lambda: ended([]) or self.caught_up(count))
 
         return super().generate(requests, sampling, ended=watch)
 
@@ -100,7 +92,7 @@ def test_rewards_are_there_while_longer_completions_are_sampled(policy, workers,
     assert seen(tmp_path) == len(sampled.rollouts)  # each once
 
 
-def told(shown, result):
+def answer(shown, result):
     return f"yes {shown} {result}"
 
 
@@ -109,7 +101,7 @@ def tool(example, rng):
     first = yield Turn(SOLO, "numbers 1")
     size = yield Job(len, (first,))
     word = yield Job(str, (size,), cheap=True)
-    shown = yield Job(told, (word, rng.randint(0, 9)), waits=True)
+    shown = yield Job(answer, (word, rng.randint(0, 9)), waits=True)
     second = yield Turn(SOLO, shown)
     if len(second) % 3 == 0:
         raise RuntimeError(f"no third turn after {second!r}")
@@ -152,8 +144,11 @@ TASKS = {
 """Each with whether some of its rollouts are unscorable."""
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_nothing_is_sampled_or_paid_otherwise(policy, name):
+SLOW = {"lost graders": [pytest.mark.slow]}  # it waits for new workers
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, [])) for name in TASKS])
+def test_nothing_is_sampled_or_rewarded_otherwise(policy, name):
     task, fails = TASKS[name]
     limited = replace(PLAN, group_size=1 if name == "lost graders" else 4)  # those wait for new workers
 
@@ -169,63 +164,30 @@ def test_nothing_is_sampled_or_paid_otherwise(policy, name):
         assert {one.reward.value for one in expected.rollouts if "grader_crash" in one.reward.parts} == {-1.0}
 
 
-@pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 1), (9, 2)])
+@pytest.mark.parametrize(
+    ("kind", "cores", "overlaps", "most"),
+    [
+        ("cheap", 9, False, 0),
+        ("in workers", 1, False, 0),
+        ("in workers", 2, True, 1),
+        ("in workers", 9, True, 2),
+        ("cheap episode", 1, True, 0),  # which may wait for other jobs
+    ],
+)
 def test_beside_a_policy_on_the_cpu_only_the_cores_that_torch_leaves_compute(
-    policy, workers, tmp_path, monkeypatch, cores, most
+    policy, workers, tmp_path, monkeypatch, kind, cores, overlaps, most
 ):
-    """In an episode, which may wait for other jobs and so hears of its completions at once on any machine."""
     monkeypatch.setattr(Processes, "cores", property(lambda self: cores))
-    busy, task = [], noting(tmp_path)
-    task = replace(task, episode=task.play)
+    busy, task = [0], replace(noting(tmp_path), cheap="cheap" in kind)
+    task = replace(task, episode=task.play) if "episode" in kind else task
 
     class OnCores(Watched):
         cores = TorchEngine.cores
 
     engine = OnCores(policy, lambda ended: busy.append(len(workers._busy)) or not most or seen(tmp_path) == ended)
-    assert (engine.cores, torch.get_num_threads()) == (1, 1)
-    played = {}
-    run = workers.run
-    monkeypatch.setattr(workers, "run", lambda jobs: played.update(before=seen(tmp_path), jobs=len(jobs)) or run(jobs))
     sampled = rollout(policy, engine, workers, task, task.dataset.train, PLAN)
-    assert engine.waited > 3 and max(busy) == most
+    assert engine.calls == [overlaps] and max(busy) == most
     assert seen(tmp_path) == len(sampled.rollouts) == 18 and not sampled.failures
-    if not most:
-        assert played == {"before": 0, "jobs": 18}
-
-
-@pytest.mark.parametrize(
-    ("count", "taken", "cores", "expected"), [(3, 0, 2, 3), (3, 2, 4, 2), (3, 4, 4, 0), (1, 2, 9, 1)]
-)
-def test_an_engine_that_takes_no_core_leaves_all_workers(count, taken, cores, expected):
-    with closing(Workers(count, 60.0)) as workers:
-        workers.beside(taken, cores)
-        for _ in range(5):
-            workers.begin(Job(time.sleep, (600,)))
-        workers.poll()
-        assert len(workers._busy) == expected
-
-
-def test_a_judge_is_asked_while_longer_completions_are_sampled(policy, workers):
-    asked = []
-
-    class Asked(Kind):
-        def reward(self, *shown):
-            asked.append(shown)
-            return super().reward(*shown)
-
-    task = judged(Task(DATASET, length, cheap=True), Asked())
-    engine = Watched(policy, lambda ended: len(asked) == ended)
-    sampled = rollout(policy, engine, workers, task, EXAMPLES, PLAN)
-    assert engine.waited > 3 and len(asked) == len(sampled.rollouts) == 18
-
-
-def test_seconds_of_cheap_jobs_count_and_those_of_others_do_not_before_they_are_waited_for(workers):
-    workers.begin(Job(time.sleep, (0.2,), cheap=True))
-    assert 0.2 <= workers.take_seconds() < 60
-    waiting = Job(jobs.after, (0.2, 7))
-    workers.begin(waiting)
-    until(lambda: workers.poll() == [(None, 7)])
-    assert workers.take_seconds() == 0
 
 
 def test_what_was_begun_is_taken_by_whoever_asks_for_it_once(workers, tmp_path):
@@ -254,108 +216,33 @@ def test_a_poll_gives_each_result_once_and_a_lost_worker_is_for_run(workers, tmp
     assert workers.run([bad]) == ["graded"]  # by its second run
 
 
-def test_one_poll_is_enough_for_a_job_that_has_ended(workers):
-    """A step of an engine may take long: what a worker says twice is heard at one look."""
-    workers.begin(Job(int, ("7",)), "whose")
-    (worker,) = workers._busy.values()
-    waiting = bytearray(4)
-
-    def answered():
-        ioctl(worker.connection.fileno(), FIONREAD, waiting)
-        begins = 4 + len(pickle.dumps((0.5, 0.5)))  # a message has its length before it
-        return int.from_bytes(waiting, sys.byteorder) > begins
-
-    until(answered)
-    assert workers.poll() == [("whose", 7)]
-
-
-def test_what_ended_in_time_is_paid_whenever_somebody_looks(workers, monkeypatch):
-    job, clock = Job(int, ("7",)), time.monotonic
-    workers.begin(job)
-    (worker,) = workers._busy.values()
-    until(worker.connection.poll)
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "monotonic", lambda: clock() + 1000)  # the deadline is 60 s
-        assert workers.run([job]) == [7]
-
-
-def test_what_ended_after_its_deadline_is_not_paid_however_late_somebody_looks():
-    with closing(Workers(1, 0.3)) as workers:
-        late = Job(jobs.after, (0.6, 7))
-        workers.begin(late)
+@pytest.mark.parametrize(
+    ("job", "deadline", "in_time"), [(Job(jobs.after, (0.6, 7)), 0.3, False), (Job(int, ("7",)), 30.0, True)]
+)
+def test_a_deadline_counts_from_when_the_job_began_however_late_somebody_looks(monkeypatch, job, deadline, in_time):
+    clock = time.monotonic
+    with closing(Workers(1, deadline)) as workers:
+        workers.begin(job)
         (worker,) = workers._busy.values()
         until(worker.connection.poll)
-        time.sleep(1.0)
-        (failed,) = workers.run([late])
-        assert "no reward within its deadline of 0.3 s" in failed.reason
+        with monkeypatch.context() as patched:
+            if in_time:
+                patched.setattr(time, "monotonic", lambda: clock() + 1000)
+            else:
+                time.sleep(1.0)
+            (found,) = workers.run([job])
+        assert found == 7 if in_time else f"no reward within its deadline of {deadline} s" in found.reason
 
 
-def test_a_deadline_counts_from_when_the_job_began():
-    with closing(Workers(1, 0.3)) as workers:
-        workers.begin(Job(time.sleep, (600,)))
-        (worker,) = workers._busy.values()
-        until(worker.connection.poll)
-        time.sleep(0.4)
-        assert worker.receive() is READY
-        assert worker.deadline < time.monotonic()
-
-
-def test_a_job_that_was_begun_has_its_deadline():
-    with closing(Workers(1, 0.3)) as workers:
-        hung = Job(time.sleep, (600,))
-        workers.begin(hung)
-        until(lambda: workers.poll() or any(one.there for one in workers._begun))
-        (failed,) = workers.run([hung])
-        assert isinstance(failed, Failure) and "no reward within its deadline of 0.3 s" in failed.reason
-
-
-def test_what_was_begun_for_nobody_holds_up_nothing(tmp_path):
+def test_what_was_begun_for_nobody_holds_up_nothing():
     with closing(Workers(1, 600.0)) as workers:
-        for _ in range(3):
-            workers.begin(Job(time.sleep, (600,)))
+        workers.begin(Job(time.sleep, (600,)))
         (hung,) = workers._busy.values()
         assert workers.run([Job(int, ("7",)), Job(int, ("8",), cheap=True)]) == [7, 8]
         assert gone_soon(hung.process.pid)
-        for give_up in (lambda: workers.beside(0, 1), lambda: workers.run([Job(int, ("8",))])):
-            workers.begin(Job(int, ("9",), cheap=True), "nobody")
-            give_up()
-            assert workers.poll() == []
-        workers.begin(Job(time.sleep, (600,)))
-        workers.begin(Job(time.sleep, (600,)))
-        (busy,) = workers._busy.values()
-        assert running(busy.process.pid)
-    assert gone_soon(busy.process.pid) and workers.poll() == []
-    workers.close()
-
-
-def test_threads_that_were_given_up_hold_up_nothing(workers, monkeypatch):
-    monkeypatch.setattr(begun, "MOST_THREADS", 1)
-    end = Event()
-    workers.begin(Job(end.wait, waits=True), "hung")
-    workers.beside(0, 1)
-    workers.begin(Job(int, ("7",), waits=True), "next")
-    ended = []
-    until(lambda: ended.extend(workers.poll()) or ended)
-    assert ended == [("next", 7)]
-    end.set()
-
-
-def test_a_thread_or_worker_that_cannot_start_loses_no_job(workers, monkeypatch):
-    def full(*arguments, **named):
-        raise RuntimeError("the system is full")
-
-    waiting, working = Job(int, ("7",), waits=True), Job(int, ("8",))
-    with monkeypatch.context() as patched:
-        patched.setattr(begun, "MOST_THREADS", 1)
-        patched.setattr(begun, "Thread", full)
-        with pytest.raises(RuntimeError, match="full"):
-            workers.run([waiting])
-    assert workers._threads._count == 0 and not workers._threads._waiting
-    with monkeypatch.context() as patched:
-        patched.setattr(workers, "_next_worker", full)
-        with pytest.raises(RuntimeError, match="full"):
-            workers.begin(working)
-    assert workers.run([waiting, working]) == [7, 8]
+        workers.begin(Job(int, ("9",), cheap=True), "nobody")
+        workers.beside(0, 1)
+        assert workers.poll() == []
 
 
 class Failing(TorchEngine):
@@ -381,40 +268,18 @@ def test_an_engine_that_fails_leaves_nothing_to_the_next_call(policy, workers, t
     with closing(Afterwards(2, 60.0)) as others:
         assert again == rollout(policy, TorchEngine(policy), others, task, task.dataset.train, PLAN)
     assert not (workers._begun or workers._busy or workers._queue)
-    pids = [worker.process.pid for worker in workers._idle]
-    workers.close()
-    assert pids and all(gone_soon(pid) for pid in pids)
-
-
-@pytest.mark.parametrize(
-    ("cheap", "is_episode", "cores", "expected"),
-    [(True, False, 9, False), (False, False, 1, False), (False, False, 2, True), (True, True, 1, True)],
-)
-def test_who_gains_nothing_by_it_hears_of_completions_afterwards(
-    policy, workers, tmp_path, monkeypatch, cheap, is_episode, cores, expected
-):
-    """To hear of each takes several times as long between two steps, when the caches hold the model."""
-    monkeypatch.setattr(Processes, "cores", property(lambda self: cores))
-    asked = []
-
-    class Silent(TorchEngine):
-        def generate(self, requests, sampling, *, ended):
-            asked.append(ended is not None)
-            return super().generate(requests, sampling)
-
-    task = replace(noting(tmp_path), cheap=cheap)
-    task = replace(task, episode=task.play) if is_episode else task
-    sampled = rollout(policy, Silent(policy), workers, task, EXAMPLES[:1], PLAN)
-    assert asked == [expected] and all(one.reward is None for one in sampled.rollouts)  # EXAMPLES name no folder
 
 
 def test_what_rewards_and_episodes_compute_with_torch_is_computed_as_ever(policy, workers):
     modes = []
 
+    def note():
+        modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+
     def episode(example, rng):
         yield Turn(SOLO, "numbers 1")
-        modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
-        return {SOLO: (yield Job(lambda: modes.append(torch.is_grad_enabled()) or Reward(1.0), cheap=True))}
+        note()
+        return {SOLO: (yield Job(lambda: note() or Reward(1.0), cheap=True))}
 
     class Halves(Processes):
         def __init__(self, other):
@@ -425,24 +290,11 @@ def test_what_rewards_and_episodes_compute_with_torch_is_computed_as_ever(policy
 
     halves = replace(policy, processes=Halves(policy.processes))
     rollout(halves, TorchEngine(halves), workers, Task(DATASET, None, episode=episode), EXAMPLES[:1], PLAN)
-    assert set(modes) == {(True, False), True}
-    told = []  # also where none has ended, since results of jobs arrive then
+    calls = []  # also where none has ended, since results of jobs arrive then
 
     def ended(completions):
-        told.append((len(completions), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        calls.append(len(completions))
+        note()
 
     TorchEngine(halves).generate([Request([5, 6], 0, 3)], Sampling(1.0, frozenset()), ended=ended)
-    assert told == [(0, True, False), (0, True, False), (1, True, False)]
-
-
-def test_a_thread_that_redirects_its_output_does_not_keep_that_of_the_process(capsys):
-    """It finds what stands for the stream while a task's code runs here, and puts it back when that is over."""
-    thread = redirect_stdout(StringIO())
-    with caught():
-        thread.__enter__()
-    thread.__exit__(None, None, None)
-    print("of the run")
-    with caught():
-        print("of a task")
-    print("of the run again")
-    assert capsys.readouterr().out == "of the run\nof the run again\n"
+    assert calls == [0, 0, 1] and set(modes) == {(True, False)}

@@ -68,21 +68,63 @@ def lengths(*counts):
     return [Example(str(count), " ".join(["1"] * count), {}) for count in counts]
 
 
-def test_examples_that_leave_no_room_are_left_out_counted_and_said(policy, engine, said):
+@pytest.mark.parametrize("prompt", [" ".join(["1"] * 400), " ".join(["1"] * 10), "", " \n", [], "1 \ud800"])
+def test_examples_without_a_prompt_or_room_are_left_out_counted_and_said(prompt, policy, engine, said):
     policy.model.config.max_position_embeddings = 10
-    task = Task(Dataset(lengths(3, 9, 10, 400), lengths(5, 11)), lambda text, example: Reward(0.0))
-    kept = leave_out_unusable(policy, engine, "mine", task).dataset
-    assert ([e.id for e in kept.train], [e.id for e in kept.held_out]) == (["3", "9"], ["5"])
-    assert "mine: 2 of 4 training examples are left out" in said[0] and "10 tokens" in said[0]
-    assert "mine: 1 of 2 held-out examples are left out" in said[1]
-
-
-@pytest.mark.parametrize("prompt", ["", " \n", [], "1 \ud800", [{"role": "user", "content": "\ud800"}]])
-def test_examples_without_a_prompt_are_left_out(prompt, policy, engine, said):
-    dataset = Dataset([*lengths(3), Example("none", prompt, {})], lengths(5))
+    dataset = Dataset([*lengths(3, 9), Example("none", prompt, {})], lengths(5, 11))
     kept = leave_out_unusable(policy, engine, "mine", Task(dataset, lambda text, example: Reward(0.0))).dataset
-    assert [example.id for example in kept.train] == ["3"]
-    assert "mine: 1 of 2 training examples are left out: their prompts are empty" in said[0]
+    assert ([e.id for e in kept.train], [e.id for e in kept.held_out]) == (["3", "9"], ["5"])
+    assert "mine: 1 of 3 training examples are left out" in said[0] and "10 tokens" in said[0]
+    assert "mine: 1 of 2 held-out examples are left out" in said[1]
+    for split, train, held_out in (("training", (10, 12), (5,)), ("held-out", (5,), (10,))):
+        task = Task(Dataset(lengths(*train), lengths(*held_out)), lambda text, example: Reward(0.0))
+        with pytest.raises(UserError, match=f"no {split} example of mine leaves room for a completion in the 10"):
+            leave_out_unusable(policy, engine, "mine", task)
+
+
+ENDED, OPEN, CUT = ([5, END], "stop"), ([5, 6], "stop"), ([5, 6], "length")
+FRAMES = ['File "/mine/beads.py", line 7, in reward', f'File "{ROOT}/minrl/types.py", line 56, in __getitem__']
+FOUND = {  # the completions with their rewards, the failures, the limit of the sample, and what is found
+    "healthy": ([(ENDED, 0.0), (ENDED, 1.0)], [], 8, ""),
+    "ended by a stop string": ([(OPEN, 0.0), (OPEN, 1.0)], [], 8, ""),
+    "no end token": ([(CUT, 0.0), (CUT, 1.0)], [], 8, "no completion produced an end token [2] in 8 tokens: raise"),
+    "equal": ([(ENDED, 0.1)] * 4, [], 8, "every completion was rewarded 0.1: nothing can be learned"),
+    "a tenth cut off": ([(CUT, 0.0), *[(ENDED, 1.0)] * 9], [], 8, ""),
+    "more": ([(CUT, 0.0), *[(ENDED, 1.0)] * 8], [], 8, "11% of the completions were cut off at 8 tokens: raise --max-"),
+    "cut off by the sample's own limit": ([(CUT, 0.0)] * 3, [], 2, ""),
+    "and ended": ([*[(CUT, 0.0)] * 3, (ENDED, 0.5)], [], 2, "every completion was rewarded 0.5"),
+    "failed": (
+        [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)],
+        ["Traceback\n  File\nKeyError: 'answer'\n"],
+        8,
+        "1 of 3 rewards failed, the first with: KeyError: 'answer'; fix",
+    ),
+    "failed in the task": (
+        [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)],
+        ["Traceback\n  " + "\n  ".join(FRAMES) + "\nKeyError: 'answer'\n"],
+        8,
+        "KeyError: 'answer' (/mine/beads.py:7); fix",
+    ),
+    "failed in MinRL": (
+        [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)],
+        [f"Traceback\n  {FRAMES[1]}\nKeyError: 'answer'\n"],
+        8,
+        f"KeyError: 'answer' ({ROOT}/minrl/types.py:56); fix",
+    ),
+}
+
+
+@pytest.mark.parametrize(("completions", "failures", "limit", "expected"), FOUND.values(), ids=FOUND)
+def test_what_completions_and_their_rewards_show_is_said_in_one_line(
+    policy, make_rollout, completions, failures, limit, expected
+):
+    """The end token in the prompt does not count."""
+    rollouts = [
+        make_rollout([END], ids, reward=None if value is None else Reward(value), finish_reason=end)
+        for (ids, end), value in completions
+    ]
+    found = findings(policy, rollouts, failures, limit)
+    assert len(found) == bool(expected) and all(expected in finding for finding in found)
 
 
 def test_answers_that_need_more_tokens_than_a_completion_has_are_counted_with_what_they_need(policy, processes):
@@ -100,44 +142,6 @@ def test_answers_that_need_more_tokens_than_a_completion_has_are_counted_with_wh
     ]
     assert not list(answer_findings(policy, "hanoi", task, examples, longest * 9 + 2))
     assert list(answer_findings(policy, "hanoi", task, examples, longest * 9 + 1))
-
-
-@pytest.mark.parametrize(("split", "train", "held_out"), [("training", (10, 12), (5,)), ("held-out", (5,), (10,))])
-def test_a_task_none_of_whose_examples_fits_is_refused(policy, engine, split, train, held_out):
-    policy.model.config.max_position_embeddings = 10
-    task = Task(Dataset(lengths(*train), lengths(*held_out)), lambda text, example: Reward(0.0))
-    with pytest.raises(UserError, match=f"no {split} example of mine leaves room for a completion in the 10 tokens"):
-        leave_out_unusable(policy, engine, "mine", task)
-
-
-def test_an_end_token_that_never_comes_is_named(policy, make_rollout):
-    rollouts = [make_rollout([END], [5, 6], reward=Reward(v), finish_reason="length") for v in (0.0, 1.0)]
-    (finding,) = findings(policy, rollouts)  # the end token in the prompt does not count
-    assert "no completion produced an end token [2]" in finding and "--stop-strings" in finding
-
-
-def test_completions_that_end_at_a_stop_string_are_not_complained_about(policy, make_rollout):
-    rollouts = [make_rollout([1], [5, 6], reward=Reward(value)) for value in (0.0, 1.0)]
-    assert findings(policy, rollouts) == []
-
-
-def test_equal_rewards_are_named(policy, make_rollout):
-    (finding,) = findings(policy, [make_rollout([1], [5, END], reward=Reward(0.1))] * 4)
-    assert "every completion was rewarded 0.1: nothing can be learned" in finding
-
-
-def test_failing_rewards_are_named_with_the_last_line_of_the_first(policy, make_rollout):
-    rollouts = [make_rollout([1], [5, END], reward=reward) for reward in (None, Reward(0.0), Reward(1.0))]
-    (finding,) = findings(policy, rollouts, ["Traceback\n  File\nKeyError: 'answer'\n"])
-    assert "1 of 3 rewards failed, the first with: KeyError: 'answer'" in finding
-
-
-def test_a_failing_reward_is_named_with_its_place_in_the_task_not_in_minrl(policy, make_rollout):
-    rollouts = [make_rollout([1], [5, END], reward=reward) for reward in (None, Reward(0.0), Reward(1.0))]
-    frames = ['File "/mine/beads.py", line 7, in reward', f'File "{ROOT}/minrl/types.py", line 56, in __getitem__']
-    for places, named in ((frames, "/mine/beads.py:7"), (frames[1:], f"{ROOT}/minrl/types.py:56")):
-        (finding,) = findings(policy, rollouts, ["Traceback\n  " + "\n  ".join(places) + "\nKeyError: 'answer'\n"])
-        assert f"the first with: KeyError: 'answer' ({named}); fix" in finding
 
 
 def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
@@ -220,17 +224,6 @@ def test_a_reward_that_always_raises_ends_the_run_in_one_line_with_its_place(pol
     assert "\n" not in str(refused.value)
 
 
-def test_one_reward_that_is_computed_lets_the_run_begin(policy, engine, workers, sevens):
-    def moody(text, example):
-        if example.id != sevens.dataset.train[0].id:
-            raise KeyError("answer")
-        return Reward(0.0)
-
-    config = TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=3))
-    found = list(preflight(policy, engine, workers, Task(sevens.dataset, moody, cheap=True), config))
-    assert any(f"{len(sevens.dataset.train) - 1} of {len(sevens.dataset.train)} rewards failed" in one for one in found)
-
-
 def test_examples_are_drawn_from_everywhere_the_same_for_a_seed():
     examples = lengths(*range(1000))
     chosen = [int(one.id) for one in drawn(examples, 100, 7)]
@@ -263,13 +256,6 @@ def test_the_preflight_measures_all_prompts_and_of_episodes_those_that_were_play
     played = replace(one_turn, episode=lambda example, _: one_turn._single_turn(example))
     (finding,) = (one for one in preflight(policy, engine, workers, played, config) if "--max-tokens in the" in one)
     assert finding.startswith("2 of 24 prompts")
-
-
-def test_training_samples_are_not_those_of_the_preflight(policy, engine, workers, sevens):
-    seen = []
-    task = Task(sevens.dataset, lambda text, example: seen.append(example.id) or Reward(0.0), cheap=True)
-    list(preflight(policy, engine, workers, task, TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2))))
-    assert set(seen) <= {example.id for example in sevens.dataset.train}
 
 
 @pytest.fixture
@@ -310,14 +296,6 @@ def test_fewer_than_twenty_held_out_examples_are_named(sampled_with, make_rollou
     rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
     (finding,), _, _ = sampled_with(rollouts, 2.0, held_out=19)
     assert finding.startswith("countdown has 19 held-out examples: with fewer than 20 the interval")
-
-
-def test_a_tenth_of_the_completions_may_be_cut_off(policy, make_rollout):
-    cut = make_rollout([1], [5, 6], reward=Reward(0.0), finish_reason="length")
-    ended = make_rollout([1], [5, END], reward=Reward(1.0))
-    assert findings(policy, [cut, *[ended] * 9]) == []
-    (finding,) = findings(policy, [cut, *[ended] * 8])
-    assert finding.startswith("11% of the completions were cut off at 8 tokens: raise --max-tokens")
 
 
 @pytest.mark.parametrize(
@@ -390,14 +368,6 @@ def test_no_more_is_sampled_than_in_a_default_step(policy, monkeypatch, weights,
     assert (len(examples), plan.group_size, plan.max_tokens) == sampled
 
 
-def test_what_is_cut_off_before_the_limit_of_a_step_says_nothing(policy, make_rollout):
-    cut = [make_rollout([1], [5, 6], reward=Reward(0.0), finish_reason="length")] * 3
-    assert findings(policy, cut, limit=2) == []
-    ended = [make_rollout([1], [5, END], reward=Reward(0.5))]
-    (finding,) = findings(policy, [*cut, *ended], limit=2)
-    assert finding.startswith("every completion was rewarded 0.5")
-
-
 def test_the_copies_of_the_embedded_engine_count(policy, monkeypatch):
     """Two layers of queries, keys and values (64 + 2 x 32 of 64), and of gate and up (2 x 192 of 64): 4 bytes each."""
     text = policy.model.config
@@ -416,17 +386,6 @@ def test_a_reward_that_no_worker_can_be_sent_is_refused_as_the_task_loads(sevens
     require_sendable("mine", replace(sevens, cheap=False))
 
 
-def test_a_healthy_run_has_no_findings(policy, make_rollout):
-    rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
-    assert findings(policy, rollouts) == []
-
-
-def test_truncated_completions_are_named_with_what_to_do(policy, make_rollout):
-    cut = [make_rollout([1], [5, 6], reward=Reward(n / 8), finish_reason="length") for n in range(3)]
-    (finding,) = findings(policy, [*cut, make_rollout([1], [5, END])])
-    assert finding.startswith("75% of the completions were cut off at 8 tokens: raise --max-tokens")
-
-
 def test_memory_that_is_too_small_is_named(policy, monkeypatch):
     assert list(memory_findings(policy, TrainerConfig())) == []
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 1000)
@@ -438,12 +397,6 @@ def test_memory_that_is_too_small_is_named(policy, monkeypatch):
     small = TrainerConfig(lora=LoraConfig(lora_rank=4), optimizer=OptimizerConfig(optimizer="adamw8bit"))
     (finding,) = memory_findings(policy, small)
     assert "--optimizer adamw8bit" not in finding and "--lora-rank 16" not in finding
-
-
-def test_slow_rewards_are_named(policy, engine, workers, sevens, monkeypatch):
-    monkeypatch.setattr(workers, "take_seconds", lambda: 100.0)
-    config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=3))
-    assert any("a reward takes" in finding for finding in preflight(policy, engine, workers, sevens, config))
 
 
 def test_hours_for_a_step_are_said_before_it(policy, monkeypatch):

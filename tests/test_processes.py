@@ -15,7 +15,7 @@ from torch.distributed.run import parse_args
 from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
 
 from minrl.run.checkpoint import save_policy
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 from minrl.utils.signals import exit_status
 
 ROOT = Path(__file__).parent.parent

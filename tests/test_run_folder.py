@@ -21,7 +21,7 @@ from minrl.run.folder import OWNER
 from minrl.run.run import open_run, owned
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 from minrl.types import Example, UserError
 from minrl.utils.cli import parse, run_main
 from minrl.utils.files import LOCK
@@ -307,7 +307,7 @@ def test_a_copy_of_a_run_does_not_go_on_in_the_originals_checkpoints(run, monkey
     shutil.copytree("runs", "copy/runs")
     before = files_of(".")
     with pytest.raises(
-        UserError, match=rf"holds the checkpoints of {run}/runs/{NAME}, of which {run}/copy.* is a copy"
+        UserError, match=rf"run {run}/copy.* has no checkpoints of its own in .*, which are those of {run}/runs/{NAME}:"
     ):
         resume("latest", "--runs-dir", "copy/runs", "--steps", "4")
     assert files_of(".") == before

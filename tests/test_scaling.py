@@ -24,12 +24,6 @@ def test_the_page_is_written_from_the_calculation():
     assert SCALING.page() == SCALING.PAGE.read_text(), "run python docs/scaling.py"
 
 
-def test_the_shapes_are_of_the_sizes_that_they_are_named_by():
-    for name, shape in HARDWARE.PUBLISHED.items():
-        assert shape.weights.total / 1e9 == pytest.approx(float(name[:-1]), rel=0.09)  # 7B has 7.6
-    assert SMALL.weights == WEIGHTS
-
-
 def test_more_or_larger_cards_fit_no_less():
     for shape in (HARDWARE.PUBLISHED[name] for name in SCALING.SIZES):
         for adapted in (False, True):
@@ -86,12 +80,6 @@ def test_the_bytes_that_four_cards_on_two_nodes_send(sharding, gather, reduce, b
         assert PREDICT.sent_by_each(WEIGHTS, replace(setup, nodes=1), 5)["between nodes"] == 0
 
 
-def test_one_card_tells_nobody():
-    for sharding in ("none", "full"):
-        sent = PREDICT.sent_by_each(WEIGHTS, Setup(sharding=sharding), 5)
-        assert set(sent.values()) == {0.0}
-
-
 def test_the_seconds_of_a_step_by_part(monkeypatch):
     """A card of 100 operations and 1,000 bytes a second, whose link takes 50 bytes and the network 20, all reached."""
     monkeypatch.setitem(PREDICT.CARDS, "small", (100.0, 1e9, 1000.0, 50.0))
@@ -120,18 +108,6 @@ def test_the_seconds_of_a_step_by_part(monkeypatch):
     assert four.seconds["update: gather and reduce"] == pytest.approx(2 * 7552 * 3 / 4 / 20)
 
 
-def test_without_room_for_vllm_nothing_is_promised():
-    full = PREDICT.predict(HARDWARE.PUBLISHED["70B"], "H100", 64, "full", PREDICT.Assumed())
-    assert not full.fits
-
-
-def test_everything_that_is_assumed_is_printed_with_its_flag():
-    printed = "\n".join(PREDICT.assumptions("H100", PREDICT.Assumed()))
-    for field in PREDICT.fields(PREDICT.Assumed):
-        assert f"--{field.name.replace('_', '-')} " in printed
-    assert "--hidden 0: share of the communication" in printed
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "full"])
 def test_two_processes_hold_and_send_what_is_calculated(sharding):
@@ -144,8 +120,3 @@ def test_two_processes_hold_and_send_what_is_calculated(sharding):
         assert least <= rank["turns"][0]["sent"] <= 1.1 * least
         assert rank["held"] == pytest.approx(12 * weights.total / setup.shards, rel=0.01)
         assert 0.7 <= rank["peak"] / rank["estimate"] <= 1.1
-
-
-def test_who_waits_is_counted_in_tokens():
-    assert PROCESSES.idle([4, 4]) == 0
-    assert PROCESSES.idle([4, 1, 1, 2]) == 0.5  # three wait for the first: 16 tokens of time, of which 8 are used

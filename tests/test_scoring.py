@@ -1,8 +1,12 @@
 """The packed, chunked forward pass equals a plain one, rollout by rollout, gradients too."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -210,7 +214,7 @@ def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, kept_logits
 def test_chunks_fill_a_cache_and_have_rows_enough():
     assert {device: 4 * logits for device, logits in output_head.CHUNK_LOGITS.items()} == {
         "cpu": 8 * 2**20,
-        "cuda": 128 * 2**20,
+        "cuda": 512 * 2**20,
     }
     # 2^21 logits on a CPU: 1024 rows of 2048 logits; of 100,000 logits 20 rows, which is fewer than 128.
     hidden = torch.empty(2500, 1)
@@ -220,6 +224,34 @@ def test_chunks_fill_a_cache_and_have_rows_enough():
         assert output_head._block_rows(hidden, weight) == block  # whole chunks, up to 512 rows of up to 2^23 logits
     assert [len(hidden[rows]) for rows in output_head._slices(0, 2500, 1024)] == [1024, 1024, 452]
     assert [len(hidden[rows]) for rows in output_head._slices(1024, 1400, 128)] == [128, 128, 120]
+
+
+def test_on_a_card_each_chunk_of_the_heads_backward_pass_is_one_product_of_each_kind(monkeypatch):
+    """8,192 scored tokens of 152k logits in bfloat16, with tensors without storage in place of a card's."""
+    monkeypatch.setitem(output_head.CHUNK_LOGITS, "meta", output_head.CHUNK_LOGITS["cuda"])
+    counted = Counter()
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counted[func._schema.name] += 1
+            return func(*args, **(kwargs or {}))
+
+    with torch.device("meta"), torch.no_grad(), Counting():
+        hidden = torch.empty(8192, 1024, dtype=torch.bfloat16)
+        weight, labels = torch.empty(151_936, 1024), torch.zeros(8192, dtype=torch.long)
+        logsumexp, entropy, grad = (torch.empty(8192) for _ in range(3))
+        chunks = -(-8192 // output_head._chunk_rows(hidden, weight))
+        saved = hidden, weight, None, labels, logsumexp, entropy
+        context = SimpleNamespace(
+            saved_tensors=saved,
+            form=(1.0, 0.0),
+            temperature=1.0,
+            probabilities=[None] * chunks,
+            needs_input_grad=(True, True, False),
+        )
+        grad_hidden, grad_weight, *_ = output_head._ChunkedLogprobs.backward(context, grad, None)
+    assert (grad_hidden.dtype, grad_weight.dtype) == (torch.bfloat16, torch.float32)
+    assert chunks == 10 and counted["aten::mm"] == 3 * chunks  # logits, and the gradients of hidden states and weights
 
 
 def test_probabilities_are_kept_where_a_backward_pass_follows_and_they_are_few(head, monkeypatch):

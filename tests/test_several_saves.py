@@ -1,24 +1,17 @@
 """Sharded models are loaded and saved by one process, and the others neither hold a whole copy nor wait."""
 
-import time
-from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 from crew import crew
 from torch.profiler import profile
 
-from minrl.config import ModelConfig, OptimizerConfig
+from minrl.config import ModelConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
 from minrl.models.sharding import named_weights
-from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
-from minrl.run import checkpoint
-from minrl.run.checkpoint import damage, save_checkpoint
 from minrl.run.setup import sharded_policy
-from minrl.types import TrainState
 
 CPU = ModelConfig(device="cpu", threads=1)
 DEEP = 12
@@ -54,34 +47,3 @@ def test_one_process_loads_the_model_and_the_others_take_their_part_tensor_by_te
         assert 6 * largest < whole / 6  # the transport may let go of a few tensors late
         if rank:
             assert whole / 3 <= peak < whole / 2
-
-
-def saved(folder, sharding):
-    """Whether another process came back from saving before the main one's files were hashed and on the disk."""
-    folder, usual, order = Path(folder), checkpoint.hash_files, []
-    with Processes(CPU).open() as processes:
-        policy = load(processes) if sharding == "none" else sharded_policy(partial(load, processes), processes, "full")
-        optimizer = make_optimizer(policy, OptimizerConfig())
-        went_on = folder / "went_on"
-
-        def seal(temporary):
-            deadline = time.monotonic() + 60
-            while not went_on.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            order.append(went_on.exists())
-            return usual(temporary)
-
-        checkpoint.hash_files = seal
-        place = save_checkpoint(folder, policy, optimizer, TrainState(step=1), keep=0)
-        if not processes.main:
-            went_on.touch()
-        return str(place), order
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "full"])
-def test_while_the_main_process_hashes_and_flushes_the_others_go_on(tmp_path, sharding):
-    (place, order), (same, none) = crew(2, saved, tmp_path, sharding)
-    assert place == same == str(tmp_path / "step_000001")
-    assert (order, none) == ([True], [])
-    assert damage(tmp_path / "step_000001") is None

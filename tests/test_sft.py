@@ -42,8 +42,8 @@ from minrl.sft.sft import fine_tune, steps_of
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
-from minrl.tracking import logger
-from minrl.tracking.logger import Logger
+from minrl.tracking import session as logger
+from minrl.tracking.session import Session
 from minrl.types import TrainState, UserError
 from minrl.update import optimizer_step
 from minrl.utils.files import LOCK, lock
@@ -186,7 +186,7 @@ def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, mo
         run = SimpleNamespace(settings=SftConfig(steps=6, seed=seed, batch_size=4))
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, state=state, run=run)
         vars(parts).update(config=TrainerConfig(steps=6))
-        recorder = MagicMock(spec=Logger, parts=parts, run=run, steps=lambda: steps_to(6, state))
+        recorder = MagicMock(spec=Session, parts=parts, run=run, steps=lambda: steps_to(6, state))
         fine_tune(recorder, Rows(rows, []))
         recorder.add.assert_called_with({"sft/epoch": 2.0})
         return [rows.index(row) for batch in seen for row in batch]
@@ -208,7 +208,7 @@ def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, mo
         config = TrainerConfig(steps=due)
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, config=config, state=state)
         vars(parts).update(run=SimpleNamespace(settings=settings))
-        recorder = MagicMock(spec=Logger, parts=parts, run=parts.run, steps=lambda: steps_to(due, state))
+        recorder = MagicMock(spec=Session, parts=parts, run=parts.run, steps=lambda: steps_to(due, state))
         fine_tune(recorder, Rows(rows, []))
         return due
 

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from minrl.engines.slices import footprint
+from minrl.engines.torch_engine import footprint
 from minrl.models.context import context_length
 from minrl.models.memory import least_activations
 from minrl.models.shape import UNLIMITED, keeps_states, shape_of

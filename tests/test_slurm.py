@@ -8,7 +8,7 @@ import pytest
 from slurm import cluster, missing, wait_for
 
 from minrl.run.checkpoint import save_policy
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 
 ROOT = Path(__file__).parent.parent
 STEPS = 12

@@ -19,7 +19,7 @@ from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.tracking.diagnostics import UpdateDiagnostics
-from minrl.tracking.files import read_metrics
+from minrl.tracking.writers import read_metrics
 from minrl.utils.cli import run_main
 from minrl.utils.signals import STOP_SIGNALS, answered, stop_at_once
 from tests import jobs

@@ -1,4 +1,4 @@
-"""A sweep makes a run of each combination, goes on where it was stopped, and reports on all."""
+"""A sweep makes a run of each combination, resumes where it was stopped, and reports on all."""
 
 import importlib.util
 import json
@@ -17,10 +17,8 @@ import yaml
 from minrl.__main__ import main
 from minrl.config import with_absolute_paths
 from minrl.report.charts import available
-from minrl.tools.sweep import processes
-from minrl.tools.sweep import sweep as program
-from minrl.tools.sweep.plan import read_plan, sweep_name
-from minrl.tools.sweep.processes import Place, places
+from minrl.tools import sweep as program
+from minrl.tools.sweep import places_for, read_plan, sweep_name
 from minrl.types import UserError
 from minrl.utils.cli import to_dict
 from minrl.utils.processor import own_cores
@@ -30,17 +28,17 @@ from tests.say_sevens import SAY_SEVENS
 ROOT = Path(__file__).parent.parent
 
 TRAINER = """
-    import json, os, signal, sys, time
+    import json, os, signal, sys, time, yaml
     from pathlib import Path
-    given = dict(word[2:].partition("=")[::2] for word in sys.argv[1:])
-    run = Path("runs") / given["run-name"]
+    given = yaml.safe_load(open(sys.argv[2])) | {"name": sys.argv[4]}
+    run = Path("runs") / given["name"]
     run.mkdir(parents=True, exist_ok=True)
     print(f"seed {given['seed']}", os.environ.get("CUDA_VISIBLE_DEVICES", ""), sorted(os.sched_getaffinity(0)))
     with open("order", "a") as file:
-        file.write(f"{given['run-name']} {os.getpid()}\\n")
+        file.write(f"{given['name']} {os.getpid()}\\n")
     config = {"steps": int(given["steps"]), "stop_at": 0.0, "patience": 0, "run_name": run.name}
-    config |= {"eval_every": int(given.get("eval-every", 25))}
-    config |= {"seed": int(given["seed"]), "task": "countdown", "learning_rate": float(given["learning-rate"])}
+    config |= {"eval_every": int(given.get("eval_every", 25))}
+    config |= {"seed": int(given["seed"]), "task": "countdown", "learning_rate": float(given["learning_rate"])}
     (run / "config.json").write_text(json.dumps({"minrl_run": run.name, "config": config}))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     if Path(f"wait-{given['seed']}").exists():
@@ -57,7 +55,7 @@ TRAINER = """
 """Stands for train.py where only the sweep is tested: writes a run's files, and waits or fails for marked seeds."""
 
 RATES = {"flags": {"steps": 2}, "grid": {"learning_rate": ["1e-4", 0.001]}, "seeds": [0, 1]}
-NAMES = [f"rates-countdown-grpo-learning_rate={rate}-seed{seed}" for seed in (0, 1) for rate in ("0.0001", "0.001")]
+NAMES = [f"rates-learning_rate={rate}-seed{seed}" for seed in (0, 1) for rate in ("0.0001", "0.001")]
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def sweep(tmp_path, monkeypatch):
     """Runs a sweep of `rates.yaml` with the stand-in for train.py; the exit status."""
     monkeypatch.chdir(tmp_path)
     Path("trainer.py").write_text(textwrap.dedent(TRAINER))
-    monkeypatch.setattr(processes, "TRAINER", (sys.executable, "trainer.py"))
+    monkeypatch.setattr(program, "TRAINER", (sys.executable, "trainer.py"))
 
     def run(*flags, content=RATES):
         Path("rates.yaml").write_text(yaml.safe_dump(content))
@@ -78,39 +76,24 @@ def order():
     return [line.split()[0] for line in Path("order").read_text().splitlines()]
 
 
-def test_every_combination_is_a_run_whose_name_has_its_settings(tmp_path):
-    path = tmp_path / "rates.yaml"
-    path.write_text(yaml.safe_dump(RATES))
-    planned = read_plan(path)
-    assert [run.name for run in planned] == NAMES and {run.state for run in planned} == {"new"}
-    assert planned[1].flags == ["--steps=2", "--learning-rate=0.001", "--seed=0", f"--run-name={NAMES[1]}"]
-    assert [run.settings.optimizer.learning_rate for run in planned] == [1e-4, 1e-3] * 2
-    assert planned[0].settings.steps == 2 and planned[0].settings.logging.run_name == NAMES[0]
+def planned(tmp_path, content, name="rates.yaml"):
+    path = tmp_path / name
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return read_plan(path)
 
 
-def test_settings_that_no_name_has_are_in_that_of_a_sweep_where_they_are_swept(tmp_path):
-    path = tmp_path / "my sweep.yaml"
-    grid = {"steps": [1, 2], "eval-temperature": [1.0, 0.5], "hanoi.max_disks": [3, 4], "curriculum": [True, False]}
-    path.write_text(yaml.safe_dump({"task": "hanoi", "grid": grid}, sort_keys=False))
-    planned = read_plan(path)
-    assert len({run.name for run in planned}) == len(planned) == 16
-    assert planned[0].name.startswith("my-sweep-hanoi-grpo-") and sweep_name(path) == "my-sweep"
-    assert planned[-1].flags[:5] == [
-        "--task=hanoi",
-        "--steps=2",
-        "--eval-temperature=0.5",
-        "--no-curriculum",
-        "--hanoi.max-disks=4",
-    ]
-    assert "-steps=1-eval_temperature=1-seed0" in planned[0].name and "-curriculum=True" in planned[0].name
-
-
-def test_names_that_would_be_the_same_or_too_long_end_with_a_digest(tmp_path):
-    path = tmp_path / "many.yaml"
-    words = [f"{'a' * 110}{number}" for number in range(2)]
-    path.write_text(yaml.safe_dump({"grid": {"stop_strings": [[word] for word in words]}}))
-    first, second = (run.name for run in read_plan(path))
-    assert first != second and first[:-8] == second[:-8] and len(first) <= 189
+def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
+    runs = planned(tmp_path, RATES)
+    assert [run.name for run in runs] == NAMES and {run.state for run in runs} == {"new"}
+    assert runs[1].given == {"steps": 2, "learning_rate": 0.001, "seed": 0}
+    assert [run.settings.optimizer.learning_rate for run in runs] == [1e-4, 1e-3] * 2
+    assert runs[0].settings.steps == 2 and runs[0].settings.logging.run_name == NAMES[0]
+    grid = {"eval-temperature": [1.0, 0.5], "hanoi.max_disks": [3, 4], "curriculum": [True, False]}
+    runs = planned(tmp_path, {"task": "hanoi", "grid": grid}, "my sweep.yaml")
+    assert len({run.name for run in runs}) == len(runs) == 8
+    assert runs[0].name == "my-sweep-eval_temperature=1-hanoi.max_disks=3-curriculum=True-seed0"
+    assert (runs[-1].options["hanoi"].max_disks, runs[-1].settings.sampling.curriculum) == (4, False)
+    assert sweep_name(Path("a/my sweep.yaml")) == "my-sweep"
 
 
 @pytest.mark.parametrize(
@@ -119,16 +102,16 @@ def test_names_that_would_be_the_same_or_too_long_end_with_a_digest(tmp_path):
         ({"grid": {"learning_rat": [1]}}, "unknown setting 'learning_rat': did you mean learning_rate"),
         ({"grid": {"steps": ["many"]}}, "steps must be an integer, got 'many'"),
         ({"grid": {"steps": [0]}}, "steps must be at least 1, got 0"),
-        ({"grid": {"steps": 3}}, "grid must hold a list of values for each setting"),
-        ({"grid": {"steps": []}}, "grid must hold a list of values for each setting"),
-        ({"grid": [1]}, "grid must hold a list of values for each setting"),
-        ({"grid": {"steps": [3, 3]}}, "steps lists 3 more than once"),
+        ({"grid": {"steps": 3}}, "grid must hold a list for each setting"),
+        ({"grid": {"steps": []}}, "grid must hold a list for each setting"),
+        ({"grid": [1]}, "grid must hold a list for each setting"),
+        ({"grid": {"steps": [3, 3]}}, "two runs would be bad-steps=3-seed0"),
         ({"seeds": 3}, r"seeds must be a list, such as \[0, 1, 2\], got 3"),
-        ({"grid": {"learning_rate": ["1e-4", 0.0001]}}, "learning_rate lists 0.0001 more than once: '1e-4' makes the"),
-        ({"grid": {"steps": [1, 2], "kl_coef": [0, 0.0]}}, "kl_coef lists 0.0 more than once: 0 makes the same run"),
+        ({"grid": {"learning_rate": ["1e-4", 0.0001]}}, "two runs would be bad-learning_rate=0.0001-seed0"),
+        ({"grid": {"steps": [1, 2], "kl_coef": [0, 0.0]}}, "two runs would be bad-steps=1-kl_coef=0-seed0"),
         ({"grid": {"group-size": [8], "group_size": [16]}}, "group_size is set in two places: leave one of them out"),
         ({"seeds": [0], "flags": {"group-size": 8, "group_size": 16}}, "group_size is set in two places"),
-        ({"seeds": [1, 1]}, "seeds lists 1 more than once"),
+        ({"seeds": [1, 1]}, "two runs would be bad-seed1"),
         ({"seeds": ["one"]}, "seed must be an integer, got 'one'"),
         ({"seeds": [0], "flags": {"seed": 1}}, "seed is set in two places"),
         ({"seeds": [0], "task": "hanoi", "flags": {"task": "hanoi"}}, "task is set in two places"),
@@ -142,20 +125,16 @@ def test_names_that_would_be_the_same_or_too_long_end_with_a_digest(tmp_path):
     ],
 )
 def test_what_no_sweep_can_be_made_of_is_refused_in_one_line(tmp_path, content, message):
-    path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump(content))
     with pytest.raises(UserError, match=message) as refused:
-        read_plan(path)
-    assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
+        planned(tmp_path, content, "bad.yaml")
+    assert str(refused.value).startswith(f"{tmp_path}/bad.yaml: ") and "\n" not in str(refused.value)
 
 
 def test_the_file_comes_first_and_a_dry_run_makes_nothing(sweep, tmp_path, capsys):
     with pytest.raises(UserError, match=r"name the file of the sweep first"):
         main(["sweep", "--at-once", "2"])
     assert sweep("--dry-run") == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in shown] == ["new:"] * 4
-    assert all(f"--run-name={name} --resume=auto" in line for name, line in zip(NAMES, shown, strict=True))
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["new:", name] for name in NAMES]
     assert not (tmp_path / "runs").exists()
 
 
@@ -184,13 +163,11 @@ def test_runs_that_fail_are_named_at_the_end_and_the_others_are_made(sweep, caps
     if killed:
         Path("kill").touch()
     assert sweep() == 1 and order() == NAMES
-    said = capsys.readouterr().err.splitlines()
-    how = "killed by SIGKILL" if killed else "ended with status 2"
-    logs = [f"runs/report/rates/logs/{name}.txt" for name in NAMES[:2]]
+    how = "was killed by SIGKILL" if killed else "failed with status 2"
     told = [
-        f"{name} {how}: error: this seed is a bad one (log {log})" for name, log in zip(NAMES[:2], logs, strict=True)
+        f"{name} {how}: error: this seed is a bad one (log runs/report/rates/logs/{name}.txt)" for name in NAMES[:2]
     ]
-    assert said[-3:] == [*told, "2 of 4 runs failed: mend the cause, and the same command tries them again"]
+    assert capsys.readouterr().err.splitlines()[-3:-1] == told
     assert NAMES[2] in Path("runs/report/rates/report.md").read_text()
     Path("fail-0").unlink()
     assert sweep() == 0 and order()[4:] == NAMES[:2]
@@ -206,7 +183,7 @@ def test_a_signal_ends_the_runs_and_the_same_command_goes_on(sweep, capsys, numb
     timer.join()
     said = capsys.readouterr().err
     assert f"{number.name}: the runs end their step; a second signal stops at once" in said
-    assert f"{NAMES[2]} was stopped\nstopped: the same command goes on\n" in said
+    assert said.endswith("stopped: the same command resumes\n")
     assert order() == NAMES[:3] and not Path("runs/report/rates/report.md").exists()
     _require_none_left()
     Path("wait-1").unlink()
@@ -217,7 +194,7 @@ def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monk
     cores = own_cores()
     shares = [[cores[0]], [cores[-1]]]
     monkeypatch.setattr(
-        program, "places", lambda count, device: [Place(share, str(n)) for n, share in enumerate(shares)]
+        program, "places_for", lambda count, on_cpu: [(share, str(n)) for n, share in enumerate(shares)]
     )
     for seed in (0, 1):
         Path(f"wait-{seed}").touch()
@@ -244,30 +221,15 @@ def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monk
 
 
 def test_cores_are_divided_and_no_run_shares_one(monkeypatch):
-    monkeypatch.setattr(processes, "own_cores", lambda: [0, 1, 2, 4, 6])
-    assert [place.cores for place in places(2, "cpu")] == [[0, 1], [2, 4, 6]]
-    assert places(1, "auto") == [Place([0, 1, 2, 4, 6])]
-    with pytest.raises(
-        UserError, match="--at-once 6: each run needs a core of its own, and there are 5: give at most 5"
-    ):
-        places(6, "cpu")
-    monkeypatch.setattr(processes, "visible_cards", lambda: ["3", "GPU-a"])
-    assert places(2, "auto") == [Place([0, 1], "3"), Place([2, 4, 6], "GPU-a")]
-    with pytest.raises(UserError, match="each run needs a card of its own, and there are 2"):
-        places(3, "cuda")
-    assert [place.card for place in places(3, "cpu")] == ["", "", ""]
-
-
-def test_two_sweeps_of_a_file_are_not_made_at_once(sweep):
-    def second(text):
-        if NAMES[0] in text:
-            with pytest.raises(UserError, match=r"the sweep of rates.yaml is going on"):
-                sweep()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "_say", second)
-        assert sweep() == 0
-    assert order() == NAMES
+    monkeypatch.setattr(program, "own_cores", lambda: [0, 1, 2, 4, 6])
+    assert places_for(2, on_cpu=True) == [([0, 1], ""), ([2, 4, 6], "")]
+    assert places_for(1, on_cpu=False) == [([0, 1, 2, 4, 6], "")]
+    with pytest.raises(UserError, match="--at-once 6: there are 5 cores"):
+        places_for(6, on_cpu=True)
+    monkeypatch.setattr(program, "visible_gpus", lambda: ["3", "GPU-a"])
+    assert places_for(2, on_cpu=False) == [([0, 1], "3"), ([2, 4, 6], "GPU-a")]
+    with pytest.raises(UserError, match="--at-once 3: there are 2 GPUs"):
+        places_for(3, on_cpu=False)
 
 
 SIZES = """--prompts-per-step 2 --group-size 2 --eval-every 1 --eval-examples 4 --eval-samples 1 --rollouts-every 0
@@ -278,7 +240,7 @@ SIZES = """--prompts-per-step 2 --group-size 2 --eval-every 1 --eval-examples 4 
 def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
     """With train.py itself: a run that was killed is resumed, to the weights of one that never was."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(processes, "Popen", Forked)
+    monkeypatch.setattr(program, "Popen", Forked)
     words = [*SAY_SEVENS, *SIZES.split()]
     flags = {}
     for place, word in enumerate(words):

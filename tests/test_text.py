@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from minrl.evaluate.plan import PlannedTask
-from minrl.evaluate.settings import _references_digest
 from minrl.rewards.judge import reference
 from minrl.run.base_model import digest_of
 from minrl.tasks.task import Dataset
 from minrl.types import Example
+from minrl.utils import text
 from minrl.utils.text import printable, stable_text
 
 LONG = 2000
@@ -37,7 +36,7 @@ def text_of(request, sevens):
         if request.param == "judge":
             return reference(example)
         if request.param == "settings":
-            return _references_digest(PlannedTask("t", sevens, [example], []))
+            return text.digest_of([example.fields])
         return digest_of(
             replace(sevens, dataset=Dataset([example], sevens.dataset.held_out), demonstrations=lambda *_: "7")
         )

@@ -8,9 +8,8 @@ import time
 import pytest
 import torch
 
-from minrl.tracking import usage
-from minrl.tracking.usage import Usage, cpu_and_memory, peak_memory
-from minrl.utils.timers import Timers
+from minrl.tracking import timers
+from minrl.tracking.timers import Timers, Usage, cpu_and_memory, peak_memory
 
 
 @pytest.fixture
@@ -107,9 +106,9 @@ def test_children_count_while_they_live_and_after_they_were_waited_for():
 
 def test_processor_time_is_a_share_of_the_cores_since_the_last_call(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(usage, "cpu_cores", lambda: 4)
+    monkeypatch.setattr(timers, "cpu_cores", lambda: 4)
     used, seconds = iter([(5.0, 1), (25.0, 3 * 10**9), (25.0, 1)]), iter([100.0, 110.0, 112.0])
-    monkeypatch.setattr(usage, "cpu_and_memory", lambda: next(used))
+    monkeypatch.setattr(timers, "cpu_and_memory", lambda: next(used))
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
     measured = Usage()
     taken = measured.take()  # 20 s within 10 s, on 4 cores

@@ -1,24 +1,33 @@
-"""The whole loop on a CPU: with every algorithm the reward goes up, in seconds."""
+"""The whole loop on a CPU: with every algorithm the reward goes up, in seconds. And `minrl.train` as a library."""
 
+import dataclasses
 import json
-import weakref
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from minrl import sampling
+import minrl
+from minrl import sampling, train
 from minrl.__main__ import main
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS
+from minrl.config import TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import rollout
 from minrl.run import setup
 from minrl.run.checkpoint import save_policy
 from minrl.tasks import TASK_DEFINITIONS, Dataset, Task, TaskDefinition
-from minrl.types import Example, Reward, Turn, UserError
+from minrl.types import Example, Reward, UserError
+from minrl.utils.signals import answered, stop_at_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,51 +53,37 @@ def loop(policy, sevens, tmp_path, monkeypatch):
     return run
 
 
-def test_data_for_evaluation_only_is_refused_before_a_model_is_loaded(sevens, monkeypatch, tmp_path):
-    only = Task(Dataset([], sevens.dataset.held_out), sevens.reward, cheap=True)
-    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: only))
-    with pytest.raises(UserError, match=r"'sevens' has \d+ held-out examples and none to train on"):
-        main(["train", "--task", "sevens", "--model-id", str(tmp_path / "none"), "--runs-dir", str(tmp_path / "runs")])
-
-
 def metrics(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
 QUICK = {"grpo", "gspo", "rloo", "reinforce_pp"}
 """One algorithm for each way to weigh tokens or to compare rewards. The others learn in the slow set."""
-PAID = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
+REWARDED = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
 """The others learn in tests/test_teacher.py."""
 
 
 @pytest.mark.learns
 @pytest.mark.parametrize(
-    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PAID]
+    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in REWARDED]
 )
 def test_the_reward_goes_up(loop, algorithm):
-    small = ["--steps", "10", "--learning-rate", "3e-2", "--no-preflight"]
-    status, run = loop("--algorithm", algorithm, *small)
+    status, run = loop("--algorithm", algorithm, "--steps", "10", "--learning-rate", "3e-2", "--no-preflight")
     assert status == 0
     rewards = [line["reward/mean"] for line in metrics(run) if "reward/mean" in line]
     # One word of about sixty is a 7: chance is below 0.05.
     assert rewards[0] < 0.1
     assert sum(rewards[-5:]) / 5 > 0.4, rewards
-    found = json.loads((run / "summary.json").read_text())
+    found = summary_of(run)
     assert found["eval_after"]["reward"] > found["eval_before"]["reward"] + 0.25
     assert found["algorithm"] == algorithm
     # The figures before and after are the ends of the curve.
     curve = {line["step"]: line["eval/sevens/pass@1"] for line in metrics(run) if "eval/sevens/pass@1" in line}
     assert curve == {0: found["eval_before"]["pass@1"], 10: found["eval_after"]["pass@1"]}
-
-
-@pytest.mark.slow
-@pytest.mark.learns
-def test_several_updates_per_step_learn_too(loop):
-    _, run = loop("--steps", "8", "--learning-rate", "1e-2", "--passes-per-step", "2", "--minibatches-per-pass", "2")
-    rewards = [line["reward/mean"] for line in metrics(run) if "reward/mean" in line]
-    assert rewards[-1] > rewards[0] + 0.2
-    # A minibatch whose groups teach nothing takes no step.
-    assert max(line["policy/optimizer_steps"] for line in metrics(run)[1:]) == 4
 
 
 def test_with_checkpoints_in_bfloat16_a_resumed_run_ends_as_one_that_was_not_stopped(loop, tmp_path):
@@ -114,93 +109,20 @@ def test_an_algorithm_of_a_file_is_that_of_the_resumed_run_too(loop, tmp_path):
     assert ends[0]["algorithm"] == f"{tmp_path}/own_row.py:mine"
 
 
-def test_equal_rewards_teach_nothing_and_are_counted(loop, sevens, monkeypatch):
-    object.__setattr__(sevens, "reward", lambda text, example: Reward(0.5))
-    _, run = loop("--steps", "2")
-    for line in metrics(run)[1:]:
-        assert line["reward/zero_spread_group_frac"] == 1.0
-        assert line["policy/optimizer_steps"] == 0.0
-        assert line["policy/grad_norm"] == 0.0
-
-
 def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a_resume(loop, sevens, capsys):
     # Of rewards just below the largest float32 the gradient's squares overflow.
     object.__setattr__(sevens, "reward", lambda text, example: Reward(3e38, maximum=3e38))
     status, run = loop("--algorithm", "reinforce_no_baseline", "--max-skipped-steps", "3", "--steps", "2")
     assert status == 0
-    assert [line["policy/skipped_steps"] for line in metrics(run)[1:]] == [1, 1]
-    assert [line["policy/optimizer_steps"] for line in metrics(run)[1:]] == [0, 0]
+    steps = [(line["policy/skipped_steps"], line["policy/optimizer_steps"]) for line in metrics(run)[1:]]
+    assert steps == [(1, 0), (1, 0)]
     last = run.parent.parent / "ckpt" / run.name / "step_000002"
     weights, saved = (load_file(path / "model.safetensors") for path in (run.parent.parent / "model", last))
     assert all(torch.equal(weights[name], saved[name]) for name in weights)
     with pytest.raises(UserError, match="gradient of 3 optimizer steps in a row was not finite"):
         main(["train", "--resume", str(run), "--steps", "9"])
     said = " ".join(capsys.readouterr().err.split())
-    assert "optimizer step skipped: the norm of its gradient is" in said
     assert f"stopped at step 3; last checkpoint {last}: python -m minrl train --resume {run}" in said
-
-
-def test_rollouts_of_an_earlier_evaluation_are_not_kept(loop, monkeypatch):
-    alive, usual = [], setup.evaluate
-
-    def watched(*args):
-        assert not [one for one in alive if one() is not None]
-        evaluation = usual(*args)
-        alive[:] = map(weakref.ref, evaluation.rollouts)
-        assert len(alive) == 8 * 4  # the sampled ones
-        return evaluation
-
-    monkeypatch.setattr(setup, "evaluate", watched)
-    assert loop("--steps", "3", "--eval-every", "1")[0] == 0
-
-
-@pytest.mark.parametrize("limit", ["0.5", "1"])
-def test_episodes_that_never_begin_count_as_unscorable_ones(loop, sevens, limit):
-    """All but one of the held-out examples, and all but one in training, fail before their first turn."""
-    begins = {sevens.dataset.train[0].id, sevens.dataset.held_out[0].id}
-    count = 8  # of the held-out examples, by --eval-examples
-
-    def episode(example, rng):
-        if example.id not in begins:
-            raise RuntimeError("no board")
-        yield Turn("player", example.prompt)
-        return {"player": Reward(1.0)}
-
-    object.__setattr__(sevens, "episode", episode)
-    train_size, flags = len(sevens.dataset.train), ("--steps", "1", "--eval-samples", "2", "--no-preflight")
-    flags += ("--prompts-per-step", str(train_size), "--max-unscorable-frac", limit)
-    if limit == "0.5":
-        with pytest.raises(
-            UserError, match=f"{1 - 1 / train_size:.0%} of the rollouts of step 1 could not be rewarded"
-        ):
-            loop(*flags)
-        return
-    status, run = loop(*flags)
-    assert status == 0
-    before, after = metrics(run)
-    assert after["reward/unscorable_frac"] == pytest.approx(1 - 1 / train_size)
-    assert before["eval/sevens/unscorable_frac"] == pytest.approx(1 - 1 / count)
-    assert before["eval/sevens/pass@1"] == pytest.approx(1 / count)
-    found = json.loads((run / "summary.json").read_text())["eval_before"]
-    assert (found["n"], found["pass@1"], found["unscorable_frac"]) == pytest.approx(
-        (2 * count, 1 / count, 1 - 1 / count)
-    )
-    assert "could not be scored and count as not solved" in (run / "log.txt").read_text()
-
-
-def test_a_run_whose_held_out_rewards_all_fail_has_no_score_and_says_so(loop, sevens):
-    held_out = {example.id for example in sevens.dataset.held_out}
-
-    def reward(text, example):
-        return failing(text, example) if example.id in held_out else Reward(float(len(text) % 2))
-
-    object.__setattr__(sevens, "reward", reward)
-    status, run = loop("--steps", "1")
-    assert status == 0
-    assert "step 0: sevens no held-out pass@1; 100.0% of the" in (run / "log.txt").read_text()
-    assert all("eval/sevens/pass@1" not in line for line in metrics(run))
-    found = json.loads((run / "summary.json").read_text())
-    assert found["eval_before"]["pass@1"] is None and found["eval_after"]["unscorable_frac"] == 1.0
 
 
 @pytest.mark.parametrize("has_judge", [False, True])
@@ -216,7 +138,7 @@ def test_a_prompt_that_is_too_long_is_never_drawn(loop, sevens, monkeypatch, has
     status, run = loop("--steps", "3", "--eval-examples", "100")  # three times as many draws as there are examples
     assert status == 0
     assert drawn == {example.id for example in data.train}
-    assert json.loads((run / "summary.json").read_text())["eval_after"]["examples"] == len(data.held_out)
+    assert summary_of(run)["eval_after"]["examples"] == len(data.held_out)
 
 
 def test_an_exact_engine_that_is_not_stops_the_run_before_anything_is_saved(loop, tmp_path, monkeypatch):
@@ -236,10 +158,86 @@ def test_preflight_only_trains_nothing_and_leaves_no_run(loop):
     assert loop("--preflight-only") == (0, None)
 
 
-def test_a_task_without_demonstrations_needs_a_model(loop):
+def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(loop, sevens):
     with pytest.raises(UserError, match=r"cannot play 'sevens': .* name a model with --model-id"):
-        loop("--model-id", "")
+        loop("--model-id", "")  # there are no demonstrations
+    object.__setattr__(sevens, "dataset", Dataset([], sevens.dataset.held_out))
+    with pytest.raises(UserError, match=r"'sevens' has \d+ held-out examples and none to train on"):
+        loop("--model-id", "none")
 
 
-def failing(completion, example):
-    raise RuntimeError("no")
+SCRIPT = """
+import json, sys
+import minrl
+assert "torch" not in sys.modules
+from minrl.tasks.task import split
+from minrl.types import Example
+def ends_well(completion, example):
+    return float(completion.strip().endswith(example["word"]))
+examples = [Example(str(n), f"numbers {' '.join(str(n))}", {"word": "7"}) for n in range(40)]
+task = minrl.Task(split(examples, 0.3), ends_well, name="ends")
+for first in sys.argv[2:]:
+    exec(first)
+sizes = dict(steps=2, prompts_per_step=4, group_size=4, max_tokens=4, eval_examples=8, eval_samples=2)
+quick = dict(preflight=False, quiet=True, threads=1, device="cpu")
+config = minrl.TrainerConfig(model_id=sys.argv[1], runs_dir="runs", checkpoints_dir="checkpoints", **sizes, **quick)
+print(json.dumps(minrl.train(config, task=task)))
+"""
+
+
+@pytest.mark.parametrize("first", ["", pytest.param("from minrl.train import main, train", marks=pytest.mark.slow)])
+def test_a_task_of_a_script_is_trained_whatever_was_imported_first(policy, tmp_path, first):
+    save_policy(policy, tmp_path / "model")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "model"), first]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads(ended.stdout.splitlines()[-1])
+    assert summary == summary_of(tmp_path / "runs" / summary["run"])
+    assert (summary["task"], summary["steps"]) == ("ends", 2)
+    assert summary["eval_after"]["pass@1"] is not None  # a worker process could not import the reward
+
+
+def test_the_names_of_the_library_are_those_of_its_modules():
+    assert (minrl.TrainerConfig, minrl.Task) == (TrainerConfig, Task)
+    assert (minrl.ALGORITHMS, minrl.TASK_DEFINITIONS) == (ALGORITHMS, TASK_DEFINITIONS)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = minrl.trian
+
+
+def test_settings_that_were_not_given_have_the_defaults_of_the_models_size(monkeypatch):
+    monkeypatch.setattr("minrl.run.defaults.num_weights", lambda name, runs_dir: 135_000_000)
+    opened = []
+    monkeypatch.setattr(train, "open_run", lambda settings, options, flags: opened.append(settings))
+    monkeypatch.setattr(train, "_run", lambda run, started: (0, {}))
+    given = {"model_id": "some/model", "device": "cpu", "learning_rate": 3e-4}  # the default of the base model
+    minrl.train(TrainerConfig(**given))
+    minrl.train(TrainerConfig(**given).with_settings(seed=1, group_size=2))
+    found = [(one.seed, one.optimizer.learning_rate, one.rollout.group_size, one.rollout.max_tokens) for one in opened]
+    assert found == [(0, 3e-4, 8, 64), (1, 3e-4, 2, 64)]
+    assert dataclasses.replace(TrainerConfig(learning_rate=1e-3), steps=3).given == {"learning_rate", "steps"}
+
+
+@pytest.mark.skipif("MINRL_CHECK_TYPES" in os.environ, reason="wrong types are given on purpose")
+def test_what_is_no_config_or_task_is_refused(sevens):
+    own = Task(Dataset([], [Example("1", "1", {})]), lambda text, example: 0.0, name="own")
+    for config, task, message in (
+        ({"steps": 2}, None, r"minrl\.train takes a TrainerConfig, got dict"),
+        (TrainerConfig(), "countdown", "`task` must be a Task, got str"),
+        (TrainerConfig(), replace(sevens, name="countdown"), "'countdown' is a built-in task's name"),
+        (TrainerConfig(data_path="rows.jsonl"), own, r"takes no data_path, got 'rows\.jsonl'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            minrl.train(config, task)
+
+
+def test_in_a_thread_no_signal_is_handled():
+    with ThreadPoolExecutor(1) as pool, answered(stop_at_once):
+        before = signal.getsignal(signal.SIGINT)
+
+        def inside():
+            with answered(print):
+                return signal.getsignal(signal.SIGINT)
+
+        assert pool.submit(inside).result() is before

@@ -20,7 +20,7 @@ from minrl.report.rollouts.build import PAGE, Limits, make_page, packed_steps, r
 from minrl.report.rollouts.chunk import about, choose, encode, read_lines
 from minrl.report.rollouts.lines import readable, training_lines
 from minrl.report.rollouts.token_texts import token_texts
-from minrl.tracking.files import RunFiles
+from minrl.tracking.writers import RunFiles
 from minrl.types import PlayedTurn, Reward, UserError
 from minrl.update import Update
 

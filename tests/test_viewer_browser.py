@@ -2,16 +2,12 @@
 
 import re
 import shutil
-import threading
 import time
 
 import pytest
 from rollout_runs import line, many, write_run
 
-from minrl.report.rollouts import serve
 from minrl.report.rollouts.build import Limits, make_page
-from minrl.report.rollouts.serve import open_server
-from minrl.tracking.files import RunFiles
 from minrl.types import PlayedTurn, Reward
 
 pytestmark = pytest.mark.browser
@@ -397,110 +393,6 @@ def test_what_is_missing_is_said(tmp_path, open_page):
     page.keys("[")
     page.wait("return document.querySelectorAll('#board .rollout').length === 2")
     assert "the page holds 2 of the 6 rollouts in rollouts/" in page.text("#summary")
-
-
-@pytest.fixture
-def follow(chromium, tmp_path):
-    """Opens the page of a run that goes on, which asks its server twenty times a second. At the end the browser had
-    nothing to complain about and asked nobody else.
-    """
-    servers = []
-
-    def opened(folder, words=""):
-        servers.append(open_server(folder, Limits(max_steps=3), 0))
-        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        address = f"http://127.0.0.1:{servers[-1].server_port}/"
-        page = Page(chromium, address + words)
-        page.run("const usual = setTimeout; window.setTimeout = (f, ms) => usual(f, Math.min(ms, 50))")
-        return page
-
-    yield opened
-    asked = chromium.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
-    assert asked and all(name.startswith(f"http://127.0.0.1:{servers[-1].server_port}/") for name in asked)
-    assert [entry["message"] for entry in chromium.get_log("browser")] == []
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-NUMBERS = "return [...document.querySelectorAll('#steps .number')].map((e) => e.textContent).join()"
-
-
-def test_a_page_follows_its_run_and_leaves_the_reader_where_they_are(tmp_path, follow):
-    folder = write_run(tmp_path / "run", {})
-    page = follow(folder)
-    assert "this run has not come to the first" in page.text("#board") and page.text("#live") == "before the first step"
-    write_run(folder, {10: many(6, 4, step=10), 20: many(6, 4, step=20)})
-    (folder / "metrics.jsonl").write_text('{"step": 12}\n{"step": 1')  # the last line is being written
-    page.wait("return document.body.dataset.ready === 'all' && document.querySelector('#board .rollout')")
-    page.wait("return document.getElementById('live').textContent.startsWith('step 12, written ')")
-    page.choose("show", "unsolved")
-    page.keys("/", *"answer", "\ue00c")
-    page.run("document.querySelectorAll('#board .rollout')[7].click(); scrollTo(0, 700)")
-
-    def place():
-        return [page.text("#detail"), page.run("return scrollY"), page.text("#board")]
-
-    def unmoved():
-        return place() == seen
-
-    seen = []
-    while not unmoved():  # the search is applied a moment after the last key
-        seen = place()
-        time.sleep(0.5)
-
-    write_run(folder, {30: many(6, 4, step=30)})
-    page.wait(NUMBERS + " === '10,20,30'")
-    page.wait("return document.getElementById('newest').textContent === 'New: step 30'")
-    assert unmoved()
-    write_run(folder, {40: many(6, 4, step=40)})  # too many for this page: every second is left out, not the reader's
-    page.wait(NUMBERS + " === '10,20,30,40'")
-    write_run(folder, {50: many(6, 4, step=50)})
-    page.wait(NUMBERS + " === '10,20,30,50'")
-    assert unmoved() and page.run("return document.getElementById('show').value") == "unsolved"
-    page.run("document.getElementById('newest').click()")
-    page.wait("return document.getElementById('summary').textContent.startsWith('Step 50')")
-    page.wait("return document.getElementById('newest').hidden")
-    (folder / "summary.json").write_text("{}")
-    page.wait("return document.getElementById('live').textContent.startsWith('step 12, ended ')")
-
-
-def test_a_resume_that_cuts_rollouts_shows_what_there_is(tmp_path, follow):
-    folder = write_run(tmp_path / "run", {step: many(2, 2, step=step) for step in (10, 20, 30)})
-    page = follow(folder, "#step=30&sort=best")
-    assert page.text("#summary").startswith("Step 30")
-    page.keys("j", ENTER)
-    RunFiles(folder, cut_after=25)
-    page.wait("return document.getElementById('summary').textContent.startsWith('Step 20')")
-    assert page.run(NUMBERS) == "10,20" and page.run("return document.getElementById('detail').hidden")
-    assert page.run("return document.getElementById('sort').value") == "best"
-    write_run(folder, {20: many(3, 2, step=20)})  # the step is sampled anew
-    page.wait("return document.getElementById('summary').textContent.startsWith('Step 20: 6 rollouts')")
-    page.keys("j", "x")
-    page.wait("return document.querySelectorAll('.columns .group').length === 2")
-    RunFiles(folder, cut_after=5)
-    page.wait("return document.querySelector('#board').textContent.startsWith('No rollouts yet')")
-    write_run(folder, {10: many(1, 2)})
-    page.wait("return document.getElementById('summary').textContent.startsWith('Step 10: 2 rollouts')")
-    assert not page.run("return document.getElementById('bar').hidden")
-
-
-def test_a_page_goes_on_after_answers_that_break_off(tmp_path, follow, monkeypatch):
-    folder = write_run(tmp_path / "run", {10: many(1, 2)})
-    page, answers, broken = follow(folder), serve._Handler._answer, []
-
-    def torn(self, status, kind, body, more=None):
-        if len(broken) < 4 and kind == serve.JSON and body:
-            broken.append(self.path)
-            body, self.close_connection = body[: len(body) // 2], True
-        answers(self, status, kind, body, more)
-
-    monkeypatch.setattr(serve._Handler, "_answer", torn)
-    write_run(folder, {20: many(3, 2, step=20)})
-    page.wait("return document.getElementById('newest').textContent === 'New: step 20'")
-    page.run("document.getElementById('newest').click()")
-    page.wait("return document.getElementById('summary').textContent.startsWith('Step 20: 6 rollouts')")
-    assert len(broken) == 4 and "fault" not in page.text("#board")
 
 
 @pytest.mark.slow

@@ -1,7 +1,11 @@
 """Architectures with the real vLLM (tests/vllm_models.py has all), and what of the engine can be tried without it."""
 
 import json
+import math
+import os
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,26 +25,29 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from minrl.config import EngineConfig
-from minrl.engines.vllm import start
-from minrl.engines.vllm import versions as vllm_versions
-from minrl.engines.vllm.checkpoint import Checkpoint
-from minrl.engines.vllm.device_copies import DeviceCopies
-from minrl.engines.vllm.start import PolicyClasses, refused
-from minrl.engines.vllm.verify import (
+from minrl.config import EngineConfig, TrainerConfig
+from minrl.engines import BATCH_INVARIANT, takes_vllm, vllm_sync
+from minrl.engines import vllm as vllm_engine
+from minrl.engines.vllm import PolicyClasses, refused
+from minrl.engines.vllm_sync import (
     PROBE_TOKENS,
+    Checkpoint,
+    Compared,
+    SyncError,
     differing,
     find_held,
-    judged_gap,
     policy_logprobs,
+    probe_of,
+    require_synced,
     spread_ids,
     transposed_names,
     unread,
 )
+from minrl.run import preflight
 from minrl.types import UserError
 from tests.vllm_models import CHANGES, TABLE, TOLERANCE, compare_apart
 
-REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 
 FEW = ("olmo2", "qwen3_moe", "mixtral", "gemma2", "phi", "gpt2", "granitemoehybrid")
 """transformers' own class, experts, renamed experts, a cap, a head with a bias, columns for rows, recurrent layers."""
@@ -65,11 +72,41 @@ def test_vllm_is_given_the_processor_of_a_multimodal_model(policy, monkeypatch):
         return SimpleNamespace()
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine))
-    monkeypatch.setattr(vllm_versions, "supported_head_sizes", lambda: list(range(1024)))
-    monkeypatch.setattr(vllm_versions, "engine_model", lambda llm: nn.Module())
+    monkeypatch.setattr(vllm_engine, "supported_head_sizes", lambda: list(range(1024)))
+    monkeypatch.setattr(vllm_engine, "engine_model", lambda llm: nn.Module())
     monkeypatch.setattr(policy.model, "processor_files", {"preprocessor_config.json": b"{}"}, raising=False)
-    start.start(EngineConfig(), policy, policy.model, 1, 64)
+    vllm_engine.start(EngineConfig(), policy, policy.model, 1, 64)
     assert given["preprocessor_config.json"] == b"{}" and "config.json" in given
+
+
+def test_what_vllm_starts_from_is_in_the_same_folder_for_the_same_model(policy, make_policy, tmp_path, monkeypatch):
+    """The folder's path is part of the key by which vLLM finds what it compiled before."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = vllm_engine.shape_folder(policy, policy.model)
+    (folder / "config.json").unlink()  # as by what cleans up old files
+    assert vllm_engine.shape_folder(policy, make_policy(1).model) == folder and (folder / "config.json").exists()
+    monkeypatch.setattr(policy.model.config, "rope_parameters", {"rope_type": "default", "rope_theta": 7.0})
+    assert vllm_engine.shape_folder(policy, policy.model) != folder
+    assert len(list(folder.parent.iterdir())) == 2
+
+
+def test_what_vllm_takes_of_a_card_when_it_wakes_is_counted_before_the_first_step(policy, monkeypatch):
+    monkeypatch.setattr(type(policy), "device", property(lambda self: torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**30))
+    monkeypatch.setattr(preflight, "takes_vllm", lambda config, device: True)
+    weights = 4 * sum(weight.numel() for weight in policy.model.parameters())
+    for sleep, expected in (("kv", int(0.3 * 2**30) - weights), ("off", 0)):  # what never sleeps is not free already
+        settings = EngineConfig(engine="vllm", engine_memory_frac=0.3, engine_sleep=sleep)
+        assert preflight.setup_of(policy, replace(TrainerConfig(), engine=settings)).cache == expected
+
+
+def test_batch_invariance_is_set_before_the_first_product_on_a_card(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "refusal", lambda device, build: None)
+    for name in BATCH_INVARIANT:
+        monkeypatch.setenv(name, "")
+    assert takes_vllm(EngineConfig(engine="vllm"), "cuda") and not os.environ["CUBLASLT_WORKSPACE_SIZE"]
+    assert takes_vllm(EngineConfig(engine="vllm", batch_invariant=True), "cuda")
+    assert BATCH_INVARIANT.items() <= os.environ.items()
 
 
 def test_a_convolution_that_is_packed_in_place_is_compared_as_it_was_loaded():
@@ -83,9 +120,9 @@ def test_a_convolution_that_is_packed_in_place_is_compared_as_it_was_loaded():
     layer.weight.data = layer.weight.data.flip(2)  # stands for the packed order
     held = find_held(engine, loaded)
     assert [tensor.name for tensor in held] == list(loaded)
-    assert differing(held, loaded, torch.float32, 0) == []
+    assert differing(held, loaded, torch.float32, 0)[0] == []
     layer._cpu_unpacked_conv_weight[1, 2] += 1
-    assert differing(held, loaded, torch.float32, 0) == list(loaded)
+    assert differing(held, loaded, torch.float32, 0)[0] == list(loaded)
 
 
 @pytest.mark.slow
@@ -177,33 +214,6 @@ def test_of_a_multimodal_model_the_text_part_is_sent_as_a_model_of_text():
     torch.testing.assert_close(alone.eval()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
 
 
-class ByExpert(nn.Module):
-    """Loads a checkpoint's experts one at a time, as vLLM does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gates = nn.Parameter(torch.zeros(2, 3, 8, 16), requires_grad=False)  # of each layer and expert
-
-    def load_weights(self, weights) -> None:
-        for name, weight in weights:
-            if name.endswith("w1.weight"):
-                layer, expert = (int(part) for part in name.split(".") if part.isdigit())
-                self.gates[layer, expert].copy_(weight)
-
-
-def test_device_copies_of_weights_in_another_form_are_converted_at_each_sync():
-    policy, model = small_mixtral(), ByExpert()
-    checkpoint = Checkpoint(policy)
-    copies = DeviceCopies(model, checkpoint.tensors(), checkpoint.as_saved)
-    assert not copies.direct and copies.sources == []
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight.mul_(2)
-    copies.run()
-    expected = torch.stack([layer.mlp.experts.gate_up_proj[:, :8] for layer in policy.model.layers])
-    assert torch.equal(model.gates, expected)
-
-
 class Engine(nn.Module):
     """A decoder under another prefix, with a fused projection and rows where GPT-2 has columns."""
 
@@ -231,20 +241,20 @@ def test_tensors_are_found_under_other_names_and_shapes():
     }
     held = find_held(model, weights, {"transformer.h.0.attn.c_attn.weight"})
     assert unread(held, weights) == ["transformer.h.0.lost"]
-    assert differing(held, weights, torch.float32, 0) == []
+    assert differing(held, weights, torch.float32, 0)[0] == []
     for name in weights.keys() - {"transformer.h.0.lost"}:
         changed = weights[name].clone()
         changed[-1] += 1
-        assert differing(held, {**weights, name: changed}, torch.float32, 0) == [name]
+        assert differing(held, {**weights, name: changed}, torch.float32, 0)[0] == [name]
 
 
 def test_rows_in_another_order_are_the_probes_to_judge_and_other_values_are_not():
     model = nn.ModuleDict({"q_proj": nn.Linear(4, 6, bias=False)})
     weights = {"q_proj.weight": model["q_proj"].weight.detach()[torch.tensor([3, 1, 2, 0, 5, 4])]}
     held = find_held(model, weights)
-    assert differing(held, weights, torch.float32, 0) == []
+    assert differing(held, weights, torch.float32, 0) == ([], ["q_proj.weight"])
     weights["q_proj.weight"][0, 0] += 1e-6
-    assert differing(held, weights, torch.float32, 0) == ["q_proj.weight"]
+    assert differing(held, weights, torch.float32, 0)[0] == ["q_proj.weight"]
 
 
 def test_a_tied_head_is_read_where_the_embedding_is():
@@ -261,13 +271,58 @@ def test_weights_with_a_column_for_each_output_are_known():
     }
 
 
-def test_one_token_that_went_to_another_expert_in_bfloat16_does_not_end_a_run():
-    gaps, experts, dense = torch.tensor([0.1, 0.1, 1.0, 0.0]), ["layers.0.mlp.experts.gate_up_proj"], ["lm_head.weight"]
-    assert judged_gap(gaps, experts, torch.bfloat16) == pytest.approx(0.3)  # 1.2 / 4
-    assert judged_gap(gaps, dense, torch.bfloat16) == judged_gap(gaps, experts, torch.float32) == 1.0
+OUTLIER, APART, NAN = [4.0] + [0.05] * 31, [0.3] * 32, [math.nan] * 32
 
 
-def test_whatever_vllm_raises_is_one_line_with_its_reason(policy, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "gaps", "wrong", "complete", "first", "expected"),
+    [
+        (torch.bfloat16, OUTLIER, [], False, False, None),  # a mean of 0.17: rounding moves some tokens by nats
+        (torch.bfloat16, OUTLIER, [], False, True, None),
+        (torch.bfloat16, OUTLIER, ["a"], True, False, SyncError),
+        (torch.bfloat16, APART, [], True, False, "warning"),
+        (torch.bfloat16, APART, [], False, False, SyncError),  # what was not read may be wrong
+        (torch.bfloat16, APART, [], True, True, UserError),  # vLLM computes another model
+        (torch.bfloat16, NAN, [], True, False, SyncError),
+        (torch.float32, [0.0] * 31 + [2e-4], [], True, False, SyncError),
+        (torch.float32, [9e-5] * 32, [], False, False, None),
+    ],
+)
+def test_a_check_judges_the_mean_gap_in_bfloat16_and_the_largest_in_float32(
+    policy, monkeypatch, dtype, gaps, wrong, complete, first, expected
+):
+    said = []
+    monkeypatch.setattr(type(policy.processes), "dtype", property(lambda self: dtype))
+    monkeypatch.setattr(vllm_sync.logger, "warning", said.append)
+    found = Compared(torch.tensor(gaps), wrong, 9, complete)
+    if isinstance(expected, type):
+        with pytest.raises(expected, match=f"{len(wrong)} of 9 weight tensors differ"):
+            require_synced(policy, found, first, "the engine")
+    else:
+        require_synced(policy, found, first, "the engine")
+    assert len(said) == (expected == "warning")
+
+
+def test_the_probe_is_a_prompt_and_its_completion_from_the_start():
+    assert probe_of([1, 2], [3, 4], 64) == [1, 2, 3, 4]
+    assert probe_of([1, 2], [3, 4], 4) == [1, 2, 3]  # room for the token that the engine appends
+    assert probe_of(range(900), [3], 4096) == list(range(512))
+
+
+def test_experts_in_another_order_are_wrong():
+    """Of a matrix rows in another order may be the loader's doing, of a layer's experts not: each has its router's."""
+    weights = {"mlp.experts.gate_up_proj": torch.randn(4, 6, 8), "mlp.experts.down_proj": torch.randn(4, 8, 3)}
+    experts = nn.Module()
+    for name, weight in weights.items():
+        experts.register_parameter(name.rpartition(".")[2], nn.Parameter(weight.clone()))
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": experts})})
+    held = find_held(model, weights)
+    assert differing(held, weights, torch.float32, 0) == ([], [])
+    experts.down_proj.data[[0, 1]] = experts.down_proj.data[[1, 0]]
+    assert differing(held, weights, torch.float32, 0) == (["mlp.experts.down_proj"], [])
+
+
+def test_whatever_vllm_raises_is_one_line_with_its_reason(policy):
     class Invalid(ValueError):
         def errors(self) -> list[dict[str, str]]:
             return [{"msg": "Value error, no such dtype\nmore"}]
@@ -284,10 +339,6 @@ def test_whatever_vllm_raises_is_one_line_with_its_reason(policy, monkeypatch):
         ):
             raise error
         assert str(raised.value).endswith(f"{reason}; use --engine torch")
-    missing = ModuleNotFoundError("No module named 'torchvision'")
-    monkeypatch.setattr(start, "_import_error", lambda architecture: missing)
-    with pytest.raises(UserError, match="ModuleNotFoundError: No module named 'torchvision'; use"), refused(policy):
-        raise ValueError("Model architectures ['X'] failed to be inspected. Please check the logs")
     with pytest.raises(UserError, match=r"^mine$"), refused(policy):
         raise UserError("mine")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines import vllm as vllm_engine
 
 ROOT = Path(__file__).parent.parent
-REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
 SETTINGS = """--run-name countdown-grpo-seed0 --engine vllm --steps 4 --save-every 1 --prompts-per-step 8 --group-size 4
@@ -23,7 +23,7 @@ FLAGS = SETTINGS.split()
 BREAK = """
 import sys, time
 sys.path.insert(0, {root!r})
-from minrl.engines.vllm.engine import VllmEngine
+from minrl.engines.vllm import VllmEngine
 usual, calls = VllmEngine.generate, []
 
 def breaking(engine, requests, sampling, **named):

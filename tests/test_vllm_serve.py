@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines import vllm as vllm_engine
 
 ROOT = Path(__file__).parent.parent
-REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
 SETTINGS = """--run-name served --engine vllm-server --steps 3 --prompts-per-step 4 --group-size 4 --max-tokens 24
@@ -28,7 +28,7 @@ FLAGS = SETTINGS.split()
 KILLING = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from minrl.engines.vllm_server.client import Connection
+from minrl.engines.vllm_server import Connection
 usual, asked = Connection.complete, []
 
 async def complete(connection, url, ids, settings):
@@ -90,33 +90,43 @@ def metrics_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "runs/served/metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_whose_server_is_killed_samples_what_an_undisturbed_one_does(tmp_path):
+def test_a_run_whose_server_is_killed_ends_and_resumes_to_what_an_undisturbed_one_samples(tmp_path):
     urls = [f"http://127.0.0.1:{port}" for port in free_ports(2)]
     flags = [*FLAGS, "--engine-urls", ",".join(urls), "--engine-weights-dir", str(tmp_path / "weights")]
-    flags += ["--checkpoints-dir", str(tmp_path / "checkpoints")]
     whole, disturbed, servers = tmp_path / "whole", tmp_path / "disturbed", []
-    run = Started([sys.executable, "train.py", *flags, "--runs-dir", str(whole / "runs")], tmp_path / "whole.log")
+    commands: dict[str, str] = {}
+
+    def serve(url: str) -> Started:
+        command = ["bash", "-c", f"exec env {commands[url]} --kv-cache-memory-bytes 67108864"]
+        servers.append(Started(command, tmp_path / f"server{len(servers)}.log"))
+        return servers[-1]
+
+    kept = ["--checkpoints-dir", str(tmp_path / "checkpoints")]
+    run = Started(
+        [sys.executable, "train.py", *flags, *kept, "--runs-dir", str(whole / "runs")], tmp_path / "whole.log"
+    )
     try:
-        commands: dict[str, str] = {}
         while len(commands) < len(urls):
             assert run.process.poll() is None, run.said()[-3000:]
             commands = dict(
                 re.findall(r"waiting for (\S+) .*?it is started with: (.*? --enable-prompt-tokens-details)", run.said())
             )
             time.sleep(0.1)
-        for number, url in enumerate(urls):
-            command = ["bash", "-c", f"exec env {commands[url]} --kv-cache-memory-bytes 67108864"]
-            servers.append(Started(command, tmp_path / f"server{number}.log"))
+        victim = [serve(url) for url in urls][1]
         run.wait()
 
-        code = KILLING.format(root=str(ROOT), group=servers[1].process.pid)
-        folder = ["--runs-dir", str(disturbed / "runs"), "--checkpoints-dir", str(tmp_path / "others")]
+        code = KILLING.format(root=str(ROOT), group=victim.process.pid)
+        folders = ["--runs-dir", str(disturbed / "runs"), "--checkpoints-dir", str(tmp_path / "others")]
         for made in (tmp_path / "checkpoints").glob("base-*"):  # the warm start once
             shutil.copytree(made, tmp_path / "others" / made.name)
-        run = Started([sys.executable, "-c", code, *flags, *folder], tmp_path / "disturbed.log")
+        saving = ["--save-every", "1"]
+        run = Started([sys.executable, "-c", code, *flags, *saving, *folders], tmp_path / "disturbed.log")
+        assert run.process.wait(timeout=500) == 2, run.said()[-3000:]
+        assert f"{urls[1]}: " in run.said() and f"start it with: {commands[urls[1]]}" in run.said()
+        assert f"train --resume {disturbed / 'runs/served'}" in run.said()
+        serve(urls[1])
+        run = Started([sys.executable, "train.py", "--resume", "latest", *folders], tmp_path / "resumed.log")
         run.wait()
-        assert servers[0].process.poll() is None and servers[1].process.poll() == -signal.SIGKILL
-        assert run.said().count(f"{urls[1]} is lost") == 1
     finally:
         for one in [run, *servers]:
             one.kill()

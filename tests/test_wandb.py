@@ -12,7 +12,8 @@ pytest.importorskip("wandb")
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-from minrl.tracking.wandb import Wandb, require_wandb
+from minrl.config import LoggingConfig
+from minrl.tracking.writers import Wandb, require_logger
 from minrl.types import UserError
 
 
@@ -103,7 +104,7 @@ def test_a_missing_package_or_login_is_one_line(tmp_path, monkeypatch):
         patch.setattr(sys, "path", [str(tmp_path)])
         patch.delitem(sys.modules, "wandb")
         with pytest.raises(UserError, match=r"--logger wandb needs the package: `make setup EXTRA=wandb`"):
-            require_wandb()
+            require_logger(LoggingConfig(logger="wandb"))
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))

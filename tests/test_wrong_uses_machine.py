@@ -70,7 +70,7 @@ EXTRAS = {
 def test_an_extra_that_is_missing_is_one_line(refused, place, monkeypatch, extra):  # noqa: F811
     flags, module, *words = EXTRAS[extra]
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr("minrl.engines.choice.installed_build", lambda: None)
+    monkeypatch.setattr("minrl.engines.vllm.installed_build", lambda: None)
     reasoning_gym.library.cache_clear()
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     refused("train", flags, *words)
@@ -110,7 +110,7 @@ SIGNALS = {
     "while rows are read": (demonstrations, "_demonstration", "sft", ["--data", "rows.jsonl", "--model-id", "model"]),
     "while rows are scored": (filter, "score_lines", "filter", [*ROWS, "--data", "rows.jsonl", "--output", "kept"]),
     "while completions are scored": (completions, "_scored", "evaluate", [*ROWS, "--completions", "rows.jsonl"]),
-    "before an evaluation": (stages, "_stages", "evaluate", ["--checkpoint", NAME, "--quiet"]),
+    "before an evaluation": (stages, "_run", "evaluate", ["--checkpoint", NAME, "--quiet"]),
 }
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 

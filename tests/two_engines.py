@@ -12,7 +12,7 @@ import torch
 from gradients import CPU
 
 from minrl.config import EngineConfig, ModelConfig
-from minrl.engines.vllm.engine import VllmEngine
+from minrl.engines.vllm import VllmEngine
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
 from minrl.models.sharding import in_one_pass, master_weights
@@ -78,7 +78,7 @@ def with_engine(members: int, processes: Processes, workers: Workers, sharding: 
 
     policy = whole() if sharding == "none" else sharded_policy(whole, processes, sharding)
     before = settings()
-    engine = VllmEngine(EngineConfig(engine="vllm", engine_tensor_parallel=members), policy, 16)
+    engine = VllmEngine(EngineConfig(engine="vllm", engine_tensor_parallel=members, engine_sleep="off"), policy, 16)
     as_before, ids, gaps = settings() == before, [], []
     for _ in range(2):
         found = sampled(policy, engine, workers)

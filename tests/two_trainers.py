@@ -11,7 +11,7 @@ from minrl import train
 from minrl.__main__ import main as program
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
-from minrl.tracking.logger import Logger
+from minrl.tracking.session import Session
 from minrl.types import SOLO, Example, Reward, Turn, UserError
 from minrl.utils.cli import run_main
 
@@ -68,7 +68,7 @@ def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, i
     )
     loop = train.loop
 
-    def watched(logger: Logger) -> None:
+    def watched(logger: Session) -> None:
         misbehaving.played["workers"] = logger.parts.workers.count
         loop(logger)
 

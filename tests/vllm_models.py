@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
-from minrl.engines.vllm.versions import installed_version
+from minrl.engines.vllm import installed_version
 from minrl.models.loading import word_tokenizer
 from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
@@ -259,9 +259,8 @@ def change(model: CausalModel, size: float) -> None:
 
 def compare(name: str) -> Found:
     """Start the engine for the architecture, sync, update, sync, and compare. The engine is left to the process."""
-    from minrl.engines.vllm.checkpoint import Checkpoint
-    from minrl.engines.vllm.engine import VllmEngine
-    from minrl.engines.vllm.verify import find_held, transposed_names, unread
+    from minrl.engines.vllm import VllmEngine
+    from minrl.engines.vllm_sync import Checkpoint, find_held, transposed_names, unread
 
     try:
         model, tokenizer = small_model(name)

@@ -25,7 +25,7 @@ from torch import Tensor
 from minrl.batch import make_batch
 from minrl.config import LoraConfig, ModelConfig, OptimizerConfig
 from minrl.engines import Sampling
-from minrl.engines.decoder import has_own_decoder
+from minrl.engines.decoders import has_own_decoder
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.lora import Adapters
 from minrl.models.method import method_of

@@ -1,14 +1,33 @@
-"""The engine protocol, and what its implementations share."""
+"""Engines sample completions: the protocol, and the choice of one of three.
 
+`torch_engine` samples with the policy's own tensors, on any machine; `vllm` with vLLM in this process; `vllm_server`
+with servers of vLLM elsewhere.
+"""
+
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from loguru import logger
+
+from minrl.config import EngineConfig
 from minrl.policy import Policy
-from minrl.types import Completion, Request, require
+from minrl.types import Completion, Request, UserError, require
 
 PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED = "prompt_tokens", "prompt_tokens_computed"
 """Facts that are summed over processes. Of all others the largest counts."""
+
+CACHE_GIB = 4.0
+"""Most key-value memory if the config sets none."""
+
+DEFAULT_SEQUENCES = 256
+"""Completions that vLLM samples at a time if their number is not given."""
+
+BATCH_INVARIANT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+"""What vLLM sets for --batch-invariant on Hopper and later. cuBLAS reads it at its first product, which in this process
+is the policy's, before vLLM starts.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,8 +47,95 @@ Ended = Callable[[Sequence[tuple[int, Completion]]], None]
 where none has ended.
 """
 
-CACHE_GIB = 4.0
-"""Most key-value memory if the config sets none."""
+
+@runtime_checkable
+class Engine(Protocol):
+    """An engine as the loop sees it. It manages memory and caches itself.
+
+    `needs_correction`: its log-probabilities are not the policy's own, and importance weights correct for that.
+    """
+
+    needs_correction: bool
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that it takes, prompt and completion together."""
+
+    @property
+    def cores(self) -> int:
+        """Cores of this machine that it computes on while it samples; 0 where it does so on a card or elsewhere."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+    ) -> list[Completion]:
+        """One completion for each request, in order, of which `ended` has heard by then. Of several processes each ends
+        a call of `rollout` without requests: it then takes part in what processes that hold an engine together still
+        sample.
+        """
+
+    def sync(self, policy: Policy) -> None:
+        """Hold the policy's weights from now on."""
+
+    def take_facts(self) -> dict[str, float]:
+        """Facts about sampling and syncing since the last call, by tag: counts of tokens, and extremes."""
+
+    def sleep(self) -> None:
+        """Release memory while the policy trains."""
+
+    def wake(self) -> None:
+        """Be ready to generate again."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+def takes_vllm(config: EngineConfig, device: str) -> bool:
+    """Whether vLLM samples, here or in servers, for a policy on this kind of device. Raises `UserError` if it should
+    and cannot.
+    """
+    if config.engine == "vllm-server":
+        from minrl.engines.vllm_server import private_urls
+
+        return bool(private_urls(config.urls))
+    from minrl.engines.vllm import installed_build, refusal
+
+    build = installed_build()
+    if config.engine == "torch" or (config.engine == "auto" and not (device == "cuda" and build == "cuda")):
+        return False
+    reason = refusal(device, build)
+    if reason is not None:
+        raise UserError(reason)
+    if config.batch_invariant and device == "cuda":
+        os.environ.update(BATCH_INVARIANT)
+    return True
+
+
+def make_engine(
+    config: EngineConfig, policy: Policy, sequences: int = DEFAULT_SEQUENCES, resumption: Callable[[], str] = lambda: ""
+) -> Engine:
+    """The engine for this policy, unless `takes_vllm` refuses it.
+
+    `sequences` is the number of completions in a batch (0: nothing will be sampled); `resumption` says how to resume
+    the run where the engine ends it.
+    """
+    if not takes_vllm(config, policy.device.type):
+        from minrl.engines.torch_engine import TorchEngine
+        from minrl.engines.vllm import installed_build, refusal
+
+        if config.engine == "auto" and policy.device.type == "cuda":
+            logger.warning(f"the embedded engine samples on this card: {refusal('cuda', installed_build())}")
+        require(config.engine_tensor_parallel == 1, "--engine-tensor-parallel needs vLLM: give --engine vllm")
+        return TorchEngine(policy, config.engine_cache_gib, samples=sequences > 0)
+    if config.engine == "vllm-server":
+        from minrl.engines.vllm_server import ServerEngine
+
+        return ServerEngine(config, policy, resumption)
+    from minrl.engines.vllm import VllmEngine
+
+    return VllmEngine(config, policy, sequences, resumption)
+
+
+# What engines share
 
 
 def ended_as(ended: Ended | None, indices: Sequence[int]) -> Ended | None:
@@ -69,47 +175,3 @@ class PromptReuse:
         """
         asked, computed, self.asked, self.computed = self.asked, self.computed, 0, 0
         return {PROMPT_TOKENS: float(asked), PROMPT_TOKENS_COMPUTED: float(computed)} if asked else {}
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """An engine as the loop sees it. It manages memory and caches itself.
-
-    `needs_correction`: its log-probabilities are not the policy's own, and importance weights correct for that.
-    """
-
-    needs_correction: bool
-
-    @property
-    def context_length(self) -> int:
-        """Tokens that it takes, prompt and completion together."""
-
-    @property
-    def cores(self) -> int:
-        """Cores of this machine that it computes on while it samples; 0 where it does so on a card or elsewhere."""
-
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
-    ) -> list[Completion]:
-        """One completion for each request, in order, of which `ended` has heard by then. Of several processes each ends
-        a call of `rollout` without requests: it then takes part in what processes that hold an engine together still
-        sample.
-        """
-
-    def sync(self, policy: Policy) -> None:
-        """Hold the policy's weights from now on."""
-
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """Log-probability at temperature 1 of each token after the first, for probes."""
-
-    def take_facts(self) -> dict[str, float]:
-        """Facts about sampling and syncing since the last call, by tag: counts of tokens, and extremes."""
-
-    def sleep(self) -> None:
-        """Release memory while the policy trains."""
-
-    def wake(self) -> None:
-        """Be ready to generate again."""
-
-    def close(self) -> None:
-        """Release everything."""

@@ -3,11 +3,15 @@
 P prompts, N rows, V vocabulary.
 
 A completion is a function of the weights, its prompt and its seed: the uniform number behind its token at position t
-is a hash of (seed, t), whatever else is in the batch.
+is a hash of (seed, t), whatever else is in the batch. Requests are sampled in slices whose memory is bounded. Slices
+are a function of the requests, the model's shape and the configured memory, not of free memory: a resumed run
+multiplies matrices of the same shapes as an uninterrupted one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -15,20 +19,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.engines import CACHE_GIB, Ended, PromptReuse, Sampling, ended_as, require_room
-from minrl.engines.decoder import Decoder, make_decoder
-from minrl.engines.seeds import GOLDEN, mix
-from minrl.engines.slices import footprint, slices
+from minrl.batch import to_device
+from minrl.engines import CACHE_GIB, Ended, Engine, PromptReuse, Sampling, ended_as, require_room
+from minrl.engines.decoders import Decoder, make_decoder
 from minrl.models.cpu import few_sizes
 from minrl.models.head import output_head
 from minrl.models.logprobs import Head
 from minrl.models.method import Decoding, method_of
+from minrl.models.shape import shape_of
 from minrl.models.sharding import free_whole, hold_whole
 from minrl.policy import Policy
-from minrl.types import Completion, Request
-from minrl.utils.copies import sent
-from minrl.utils.progress import activity
-from minrl.utils.timers import timed
+from minrl.tracking.timers import timed
+from minrl.types import CausalModel, Completion, Request, UserError
+from minrl.utils.console import activity
 
 ROW_SIZES = 2
 """Sizes of the batch from a power of two to the next: finished rows leave it when the others are few enough for the
@@ -43,6 +46,18 @@ AHEAD = 32
 
 BLOCK = 128
 """Tokens whose probabilities are summed before the cumulative sum."""
+
+ACTIVATIONS = 16
+"""Values that a forward pass without gradient holds at a time for each token, as a multiple of the hidden size."""
+
+LOGITS = 4
+"""Values of 4 bytes for each row and token of the vocabulary: logits, probabilities, and those of sampling."""
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""The step of SplitMix64 from one position of a completion to the next."""
+
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+WORD = 2**64
 
 Heard = Callable[[int, int, float], bool]
 """Hears of each token as it is sampled: the index of its request, the token, its log-probability. Returns whether the
@@ -111,18 +126,6 @@ class TorchEngine:
         if self._samples:  # fine-tuning without a task never does, and may have no room
             hold_whole(policy.model)
 
-    @torch.no_grad()
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """Log-probability at temperature 1 of each token after the first."""
-        model = self.policy.model
-        decoder, head = make_decoder(model), output_head(model).cast()
-        hidden = decoder.prefill([ids[:1]], len(ids))
-        logprobs = []
-        for token in ids[1:]:
-            logprobs.append(float(head.logits(hidden).log_softmax(-1)[0, token]))
-            hidden = decoder.step(torch.tensor([token], device=self.policy.device))
-        return logprobs
-
     def take_facts(self) -> dict[str, float]:
         """How many prompt tokens were not computed again."""
         return self._reuse.take()
@@ -182,7 +185,7 @@ class _Batch:
             logits = self.head.logits(hidden)
             if position % AHEAD == 0:
                 drawn = uniforms(self.seeds, range(position, position + AHEAD))
-            (u,) = sent([torch.from_numpy(drawn[rows, position % AHEAD])], logits.device)
+            (u,) = to_device([torch.from_numpy(drawn[rows, position % AHEAD])], logits.device)
             sampled, logprobs = sample(logits, u, self.sampling.temperature)
             going = self._record(rows, position, sampled, logprobs)
             report(before + len(self.requests) - int(going.sum()))
@@ -251,6 +254,94 @@ def orders(requests: Sequence[Request], decoding: Decoding) -> list[list[int]]:
     return [[index for index, own in enumerate(lengths) if own == length] for length in sorted(set(lengths))]
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that sampling holds beside the weights."""
+
+    slot: int
+    """Keys and values of one token."""
+    prompt_token: int
+    """Activations of one token of a prompt."""
+    row: int
+    """Logits of one row, and its recurrent states."""
+
+    def of(self, rows: int, prompt: int, limit: int) -> int:
+        """Bytes of a batch whose longest prompt and longest completion have so many tokens."""
+        return rows * ((prompt + limit) * self.slot + prompt * self.prompt_token + self.row)
+
+
+def footprint(model: CausalModel, itemsize: int) -> Footprint:
+    """What sampling from the model holds, in a precision of `itemsize` bytes."""
+    shape = shape_of(model.config)
+    return Footprint(
+        slot=shape.cached * itemsize,
+        prompt_token=ACTIVATIONS * shape.hidden * itemsize,
+        row=4 * (LOGITS * shape.vocabulary + shape.state),
+    )
+
+
+def slices(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
+    """The requests in order, in parts of at most `limit` bytes, or of a single request.
+
+    Neighbours with the same prompt are separated only if they do not fit alone.
+    """
+    part: list[Request] = []
+    prompt = completion = 0
+    for group in _groups(requests, cost, limit):
+        own_prompt, own_completion = len(group[0].ids), max(request.max_tokens for request in group)
+        prompt, completion = max(prompt, own_prompt), max(completion, own_completion)
+        if part and cost.of(len(part) + len(group), prompt, completion) > limit:
+            yield part
+            part, prompt, completion = [], own_prompt, own_completion
+        part += group
+    if part:
+        yield part
+
+
+def _groups(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
+    """Neighbours with the same prompt, as many at a time as fit."""
+    for ids, neighbours in groupby(requests, key=lambda request: request.ids):
+        group = list(neighbours)
+        size = cost.of(1, len(ids), max(request.max_tokens for request in group))
+        together = max(1, limit // size)
+        for start in range(0, len(group), together):
+            yield group[start : start + together]
+
+
+def mix(z: np.ndarray) -> np.ndarray:
+    """The finalizer mix64variant13 of SplitMix64 (Steele, Lea and Flood, doi:10.1145/2714064.2660195): every bit of the
+    result depends on every bit of the seed.
+    """
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
+    return z ^ (z >> np.uint64(31))
+
+
+def mix_seed(seed: int) -> int:
+    """63 bits for torch's generator on a CPU, which reads the low 32 only."""
+    return int(mix(np.array([seed], dtype=np.uint64))[0]) & (2**63 - 1)
+
+
+def seed_after(seed: int, tokens: int) -> int:
+    """The seed with which a completion goes on after so many of its tokens, which then count as prompt: the embedded
+    engine draws the same uniform numbers for the rest as with `seed` for the whole.
+
+    >>> seed_after(7, 0), seed_after(seed_after(7, 2), 3) == seed_after(7, 5)
+    (7, True)
+    """
+    mixed = int(mix(np.array([seed], dtype=np.uint64))[0])
+    return _unmix((mixed + tokens * int(GOLDEN)) % WORD)
+
+
+def _unmix(z: int) -> int:
+    """The inverse of `mix`."""
+    z ^= z >> 31 ^ z >> 62
+    z = z * pow(SECOND, -1, WORD) % WORD
+    z ^= z >> 27 ^ z >> 54
+    z = z * pow(FIRST, -1, WORD) % WORD
+    return z ^ z >> 30 ^ z >> 60
+
+
 def uniforms(seeds: np.ndarray, positions: range) -> np.ndarray:
     """A number in [0, 1) for each seed (N,) at each position (P,), (N, P): the 53 high bits of SplitMix64 of seed and
     position (Steele, Lea and Flood, doi:10.1145/2714064.2660195, with its mix64variant13).
@@ -296,3 +387,46 @@ def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) ->
 def _below(values: Tensor, limits: Tensor) -> Tensor:
     """The values, with a number just below where rounding has brought one to its limit."""
     return torch.minimum(values, limits * (1 - 2.0**-52))
+
+
+class EngineWithOpponent:
+    """The policy's engine, and for frozen requests the opponent's: a model that plays some roles of an episode and
+    never learns. Everything but sampling is the policy's engine's.
+    """
+
+    def __init__(self, engine: Engine, opponent: Policy, policy: Policy, cache_gib: float = 0.0) -> None:
+        if opponent.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+            raise UserError(
+                "the opponent's tokenizer is not the policy's, and both read the same ids: choose as --opponent a "
+                "checkpoint of the same model"
+            )
+        opponent.model.requires_grad_(False)
+        self.engine, self.opponent = engine, TorchEngine(opponent, cache_gib)
+        self.needs_correction = engine.needs_correction
+        self.sync, self.take_facts = engine.sync, engine.take_facts
+        self.sleep, self.wake, self.close = engine.sleep, engine.wake, engine.close
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that both take."""
+        return min(self.engine.context_length, self.opponent.context_length)
+
+    @property
+    def cores(self) -> int:
+        """Cores that the one which takes more of them computes on."""
+        return max(self.engine.cores, self.opponent.cores)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+    ) -> list[Completion]:
+        """One completion for each request, in order. It depends on weights, prompt and seed alone, so the engines may
+        sample one after the other.
+        """
+        completions: dict[int, Completion] = {}
+        for engine, frozen in ((self.engine, False), (self.opponent, True)):
+            chosen = [index for index, request in enumerate(requests) if request.frozen == frozen]
+            if chosen or not (frozen or requests):  # without requests others of the run may have some
+                own = [requests[index] for index in chosen]
+                sampled = engine.generate(own, sampling, ended=ended_as(ended, chosen))
+                completions.update(zip(chosen, sampled, strict=True))
+        return [completions[index] for index in range(len(requests))]

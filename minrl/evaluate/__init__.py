@@ -1,5 +1,5 @@
-"""Models x tasks -> one folder: completions, their rewards, figures with intervals, tables and pictures.
+"""Models x tasks -> one folder: completions, their rewards, figures with intervals, tables and charts.
 
-There are three stages, each with its file: generate (completions.jsonl), score (scores.parquet), and report
-(summary.json, tables and pictures). A stopped stage resumes where it was, and no stage is done twice.
+The stages are generate (completions.jsonl), score (scores.jsonl) and report (summary.json, summary.csv, summary.md,
+charts). A stopped stage resumes where it was, and nothing is generated or scored twice.
 """

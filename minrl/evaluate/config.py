@@ -11,10 +11,10 @@ from minrl.utils.keys import require_variable
 from minrl.utils.settings import Bound, Bounded, Calls, Count, Grouped, Natural, Positive, Seed
 from minrl.utils.task_names import by_task, data_by_task, limits_by_task, split_tool, task_key, weights_of
 
-Stage = Literal["generate", "score", "report"]
+Stage = Literal["generate", "score"]
 
-STAGES: tuple[Stage, ...] = ("generate", "score", "report")
-"""The stages in order: each reads the results of the one before."""
+STAGES: tuple[Stage, ...] = ("generate", "score")
+"""The stages that can be forced, in order; the report is made each time."""
 
 DEFAULT_TASK = "countdown"
 
@@ -95,7 +95,7 @@ class EvaluateConfig(Grouped):
     seed: Seed = 0
     """Seed of the samples."""
     batch_size: Count = 256
-    """Episodes that a local model plays at a time; what is lost when the program is killed. Less needs less memory."""
+    """Episodes that a local model plays at a time, which are lost when the program is killed."""
     reward_deadline_s: Positive = 30.0
     """Longest time that one reward may take in a worker, in seconds."""
     reward_workers: Natural = 0
@@ -103,11 +103,11 @@ class EvaluateConfig(Grouped):
     opponent: str = ""
     """Model that plays a task's frozen roles: as --checkpoint. Empty: the evaluated model itself."""
     force: tuple[Stage, ...] = field(default=(), metadata={ALONE: STAGES[:1]})
-    """Stages to do again, with those that follow: generate, score or report. Nothing after it: all."""
+    """What to do again: generate (and score), or score. Nothing after it: all."""
     dry_run: bool = False
     """Check models, tasks, data and folder, say what there is to do, and generate nothing."""
     charts: bool = True
-    """Draw the pictures."""
+    """Draw the charts."""
     quiet: bool = False
     """No progress bar and only warnings on the screen."""
     api: ApiConfig = ApiConfig()

@@ -1,4 +1,4 @@
-"""From scores to figures: pass@k with intervals, by category, and the difference between two models.
+"""From scores to figures: pass@1 and pass@k with intervals, by category, and the difference between two models.
 
 Unscorable completions, and those that a server refused, count as not solved; the share of refusals stands beside the
 figure. Without any score there is no figure. A failed call is no completion: it counts as missing.
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from minrl.evaluate.plan import GREEDY, SAMPLED, EvaluationPlan, PlannedTask
-from minrl.evaluate.rows import SERVED_AS, Key, Row
-from minrl.evaluate.table import NOBODY
+from minrl.evaluate.rows import Key, Row
+from minrl.evaluate.score import CATEGORY, NOBODY, PART
 from minrl.types import Reward
 from minrl.utils.statistics import (
     bootstrap,
@@ -33,17 +33,11 @@ from minrl.utils.statistics import (
 from minrl.utils.task_names import task_key
 from minrl.utils.text import plain
 
-ROUNDING = 1e-12
-"""Shares that differ by less are the same."""
-
 
 @dataclass(frozen=True)
-class EpisodeScore:
-    """A line of the table of scores: one role in one episode."""
+class Score:
+    """A line of scores.jsonl as an `Outcome` of `minrl.utils.statistics`."""
 
-    model: str
-    task: str
-    mode: str
     index: int
     example_id: str
     role: str
@@ -53,79 +47,73 @@ class EpisodeScore:
     refused: bool = False
     category: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, line: Row) -> "Score":
+        """The score on a line."""
+        parts, category = ({n.removeprefix(p): v for n, v in line.items() if n.startswith(p)} for p in (PART, CATEGORY))
+        return cls(
+            index=line["index"],
+            example_id=line["example"],
+            role=line["role"],
+            reward=None if line["reward"] is None else Reward(line["reward"], parts, line["maximum"], line["solved"]),
+            num_sampled=math.nan if line["tokens"] is None else float(line["tokens"]),
+            truncated=line["finish_reason"] == "length",
+            refused=bool(line["refused"]),
+            category=category,
+        )
 
-def score_of(line: Mapping[str, Any]) -> EpisodeScore:
-    """The score on a line of `read_table`."""
-    value, tokens = line["reward"], line["tokens"]
-    return EpisodeScore(
-        **{name: line[name] for name in ("model", "task", "mode", "index", "role", "category")},
-        example_id=line["example"],
-        reward=None if value is None else Reward(value, line["parts"], line["maximum"], full=line["solved"]),
-        num_sampled=math.nan if tokens is None else float(tokens),
-        truncated=line["finish_reason"] == "length",
-        refused=bool(line.get("refused")),
-    )
+
+Scores = Mapping[tuple[str, str, str], Sequence[Score]]
+"""By model, task and mode."""
 
 
-def in_roles(scores: Sequence[EpisodeScore]) -> list[EpisodeScore]:
+def scores_of(lines: Iterable[Row]) -> Scores:
     """The scores, with each lost episode once for each role that the model would have played."""
+    found: dict[tuple[str, str, str], list[Score]] = {}
+    for line in lines:
+        found.setdefault((line["model"], line["task"], line["mode"]), []).append(Score.of(line))
+    return {key: in_roles(scores) for key, scores in found.items()}
+
+
+def in_roles(scores: Sequence[Score]) -> list[Score]:
+    """The scores of one model on one task, with each lost episode once for each role."""
     played, lost = [one for one in scores if one.role != NOBODY], [one for one in scores if one.role == NOBODY]
     roles = lost_roles([(one.example_id, one.role) for one in played], [one.example_id for one in lost])
     return [*played, *(replace(one, role=role) for one in lost for role in roles[one.example_id])]
 
 
-def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
+def results(plan: EvaluationPlan, lines: Sequence[Row], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
     """The figures of each model on each task, in the plan's order. A pair without scores has counts only."""
-    scores: dict[tuple[str, str], list[EpisodeScore]] = {}
-    reasons: dict[tuple[str, str], str] = {}
-    for line in lines:
-        pair = line["model"], line["task"]
-        scores.setdefault(pair, []).append(score_of(line))
-        if line["unscorable"]:
-            reasons.setdefault(pair, line["unscorable"])
-    found = []
+    scores, found = scores_of(lines), []
+    reasons = {(line["model"], line["task"]): line["unscorable"] for line in reversed(lines) if line["unscorable"]}
     for model, task in itertools.product(plan.models, plan.tasks):
-        keys = list(task.all_keys(model))
-        missing = sum(key not in rows or "error" in rows[key] for key in keys)
+        keys = list(task.keys(model))
+        missing = sum("error" in rows.get(key, {"error": ""}) for key in keys)
         result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task.name}
         if task.task.frozen_opponent:
             result["opponent"] = plan.config.opponent or model.name
-        if names := {name for key in keys if key in rows for name in rows[key].get(SERVED_AS, ())}:
-            result[SERVED_AS] = sorted(names)
         if model.step is not None:
             result.update({"run": model.run, "step": model.step})
-        if of_pair := scores.get((model.name, task.name)):
-            result.update(pair_figures(plan, task, of_pair))
+        sampled, greedy = (scores.get((model.name, task.name, mode), ()) for mode in (SAMPLED, GREEDY))
+        if sampled or greedy:
+            result.update(pair_figures(plan, task, sampled, greedy))
         if reason := reasons.get((model.name, task.name)):
             result["first_unscorable"] = reason
         found.append(plain({**result, "completions": len(keys) - missing, "missing": missing}))
     return found
 
 
-def together(plan: EvaluationPlan, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The score of each model on several tasks with weights, from its results on each. Left out where one has none."""
-    parts, scores = shares(plan.config.weights), []
-    for model in plan.models if parts else ():
-        results = {one["task"]: one for one in found if one["model"] == model.name and "pass@1" in one}
-        if results.keys() >= parts.keys():
-            of_them = [(share, results[key]["pass@1"], results[key]["ci95"]) for key, share in parts.items()]
-            value, ci95 = weighted_score(of_them)
-            counts = {name: sum(results[key][name] for key in parts) for name in ("n", "examples")}
-            about = {"model": model.name, "label": model.label, "task": task_key(plan.config.task), "shares": parts}
-            scores.append({**about, "pass@1": value, "ci95": list(ci95), **counts})
-    return plain(scores)
-
-
-def pair_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[EpisodeScore]) -> dict[str, Any]:
+def pair_figures(
+    plan: EvaluationPlan, task: PlannedTask, sampled: Sequence[Score], greedy: Sequence[Score]
+) -> dict[str, Any]:
     """The figures of one model on one task. pass@1 is that of the task's first mode, even if that has no scores."""
-    greedy = in_roles([one for one in scores if one.mode == GREEDY])
-    main = greedy if task.modes[0].name == GREEDY else in_roles([one for one in scores if one.mode == SAMPLED])
-    unscorable = sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])])
+    main = greedy if task.modes[0].name == GREEDY else sampled
+    unscorable = sum(one.reward is None for one in (main if main is greedy else [*main, *greedy]))
     refused_frac = float(np.mean([one.refused for one in main])) if main else None
     if all(one.reward is None for one in main):
         return {"n": len(main), "unscorable": unscorable, "refused_frac": refused_frac}
     figures = summarize(task.examples, main, greedy).to_json()
-    if any(math.isnan(one.num_sampled) for one in scores if one.role != NOBODY):
+    if any(math.isnan(one.num_sampled) and one.reward is not None for one in [*main, *greedy]):
         figures["completion_tokens_mean"] = None  # some were not counted, and the others' mean is biased
     categories = {}
     for name, of_it in by_category(task.examples, main).items():
@@ -135,25 +123,20 @@ def pair_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[Episo
             mean = float(np.mean([reward.value for reward in rewards]))
             figure = {"pass@1": value, "ci95": ci95, "n": len(of_it), "examples": examples}
             categories[name] = {**figure, "reward": mean, "parts": part_means(rewards)}
+    passes = {}
+    for k in plan.config.pass_at or powers_of_two(task.modes[0].samples):
+        value, ci95, examples = pass_figure(main, k)
+        if examples:
+            passes[str(k)] = {"value": value, "ci95": ci95, "examples": examples}
     return {
         **figures,
         "refused_frac": refused_frac,
         "examples": len({one.index for one in main}),
         "pass@1_greedy_ci95": pass_figure(greedy, 1)[1] if any(one.reward is not None for one in greedy) else None,
-        "pass@k": pass_figures(plan, task, main),
+        "pass@k": passes,
         "by_category": categories,
         "unscorable": unscorable,
     }
-
-
-def pass_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[EpisodeScore]) -> dict[str, dict[str, Any]]:
-    """pass@k by k, each with its interval and the number of examples that have enough samples."""
-    figures = {}
-    for k in plan.config.pass_at or powers_of_two(task.modes[0].samples):
-        value, ci95, examples = pass_figure(scores, k)
-        if examples:
-            figures[str(k)] = {"value": value, "ci95": ci95, "examples": examples}
-    return figures
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -165,90 +148,29 @@ def powers_of_two(most: int) -> list[int]:
     return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
 
 
-def by_example(scores: Sequence[EpisodeScore]) -> dict[int, list[list[EpisodeScore]]]:
-    """The samples of each example by role: the two players of a game are two series of samples."""
-    found: dict[int, dict[str, list[EpisodeScore]]] = {}
+def by_example(scores: Sequence[Score]) -> dict[int, list[list[bool]]]:
+    """Which samples of each example are solved, by role: the two players of a game are two series of samples."""
+    found: dict[int, dict[str, list[bool]]] = {}
     for one in scores:
-        found.setdefault(one.index, {}).setdefault(one.role, []).append(one)
+        found.setdefault(one.index, {}).setdefault(one.role, []).append(is_solved(one))
     return {index: list(roles.values()) for index, roles in found.items()}
 
 
-def example_values(scores: Sequence[EpisodeScore], k: int) -> dict[int, float]:
+def example_values(scores: Sequence[Score], k: int) -> dict[int, float]:
     """pass@k of each example that has k samples, the mean over its roles."""
-    values = {}
-    for index, roles in by_example(scores).items():
-        counted = [(len(samples), sum(map(is_solved, samples))) for samples in roles if len(samples) >= k]
-        if counted:
-            values[index] = float(np.mean([pass_at_k(n, solved, k) for n, solved in counted]))
-    return values
+    found = {index: [s for s in roles if len(s) >= k] for index, roles in by_example(scores).items()}
+    return {i: float(np.mean([pass_at_k(len(s), sum(s), k) for s in roles])) for i, roles in found.items() if roles}
 
 
-def pass_figure(scores: Sequence[EpisodeScore], k: int) -> tuple[float, list[float], int]:
+def pass_figure(scores: Sequence[Score], k: int) -> tuple[float, list[float], int]:
     """pass@k, its 95 % interval (Wilson's if each example has one sample, else a bootstrap), number of examples."""
     if k == 1 and scores:
         value, ci95 = pass_at_one(scores, [str(one.index) for one in scores])
-        return value, list(ci95), len(by_example(scores))
+        return value, list(ci95), len({one.index for one in scores})
     values = np.array(list(example_values(scores, k).values()))
     if not len(values):
         return math.nan, [math.nan, math.nan], 0
     return float(values.mean()), list(bootstrap(values)), len(values)
-
-
-def differences(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """pass@1 of each further model minus that of the first, for each task, over the examples of both."""
-    scores = [score_of(line) for line in lines]
-    mode = {task.name: task.modes[0].name for task in plan.tasks}
-
-    def solved(model: str, task: str) -> dict[int, list[bool]]:
-        chosen = in_roles([one for one in scores if (one.model, one.task, one.mode) == (model, task, mode[task])])
-        if all(one.reward is None for one in chosen):
-            return {}
-        return {i: [is_solved(one) for role in roles for one in role] for i, roles in by_example(chosen).items()}
-
-    found, baseline = [], {"baseline": plan.models[0].name, "baseline_label": plan.models[0].label}
-    for task in plan.tasks:
-        first = solved(plan.models[0].name, task.name)
-        for model in plan.models[1:]:
-            second = solved(model.name, task.name)
-            both = [index for index in first if index in second]
-            if both:
-                about = {"task": task.name, "model": model.name, "label": model.label, **baseline}
-                change = paired_difference([first[index] for index in both], [second[index] for index in both])
-                found.append({**about, **change})
-    return found
-
-
-def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """The difference of two models' shares of solved samples, given which samples of the same examples each solved,
-    with its 95 % interval, by bootstrap over the examples: both shares are of the same resampled examples.
-
-    If all resamples have the same difference, the intervals of both shares are combined by the squares of their halves
-    (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, without its correlation term).
-    """
-    (means1, counts1), (means2, counts2) = _means(before), _means(after)
-    share1 = float(np.average(means1, weights=counts1))
-    share2 = float(np.average(means2, weights=counts2))
-    change = means2 - means1
-    if np.all(counts1 == counts1[0]) and np.all(counts2 == counts2[0]):
-        difference, alike, drawn = float(change.mean()), np.all(change == change[0]), resampled(change)
-    else:
-        drawn = resampled(means2, counts2) - resampled(means1, counts1)
-        difference, alike = share2 - share1, np.ptp(drawn) < ROUNDING
-    if alike:
-        (low1, high1), (low2, high2) = (wilson(share * len(change), len(change)) for share in (share1, share2))
-        ci95 = (
-            difference - math.hypot(share2 - low2, high1 - share1),
-            difference + math.hypot(high2 - share2, share1 - low1),
-        )
-    else:
-        ci95 = percentiles(drawn)
-    counts = {"better": int((change > 0).sum()), "worse": int((change < 0).sum()), "same": int((change == 0).sum())}
-    return {"difference": difference, "ci95": list(ci95), "examples": len(change), **counts}
-
-
-def _means(solved: Sequence[Sequence[bool]]) -> tuple[np.ndarray, np.ndarray]:
-    """The share of each example's samples that solve it, and the number of its samples."""
-    return np.array([float(np.mean(of_one)) for of_one in solved]), np.array([len(of_one) for of_one in solved])
 
 
 def pass_at_k(n: int, solved: int, k: int) -> float:
@@ -260,3 +182,62 @@ def pass_at_k(n: int, solved: int, k: int) -> float:
     """
     assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
     return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))
+
+
+def together(plan: EvaluationPlan, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The score of each model on several tasks with weights, from its results on each. Left out where one has none."""
+    parts, scores = shares(plan.config.weights), []
+    for model in plan.models if parts else ():
+        of_tasks = {one["task"]: one for one in found if one["model"] == model.name and "pass@1" in one}
+        if of_tasks.keys() >= parts.keys():
+            value, ci95 = weighted_score(
+                [(part, of_tasks[key]["pass@1"], of_tasks[key]["ci95"]) for key, part in parts.items()]
+            )
+            counts = {name: sum(of_tasks[key][name] for key in parts) for name in ("n", "examples")}
+            about: dict[str, Any] = {"model": model.name, "label": model.label, "task": task_key(plan.config.task)}
+            if model.step is not None:
+                about.update({"run": model.run, "step": model.step})
+            scores.append({**about, "shares": parts, "pass@1": value, "ci95": list(ci95), **counts})
+    return plain(scores)
+
+
+def differences(plan: EvaluationPlan, lines: Iterable[Row]) -> list[dict[str, Any]]:
+    """pass@1 of each further model minus that of the first, for each task, over the examples of both."""
+    scores, first, found = scores_of(lines), plan.models[0], []
+    for task, model in itertools.product(plan.tasks, plan.models[1:]):
+        pair = [scores.get((one.name, task.name, task.modes[0].name), ()) for one in (first, model)]
+        if all(any(one.reward is not None for one in of_model) for of_model in pair):
+            before, after = (
+                {index: [one for role in roles for one in role] for index, roles in by_example(of_model).items()}
+                for of_model in pair
+            )
+            both = [index for index in before if index in after]
+            if both:
+                about = {"task": task.name, "model": model.name, "label": model.label}
+                change = paired_difference([before[index] for index in both], [after[index] for index in both])
+                found.append({**about, "baseline": first.name, "baseline_label": first.label, **change})
+    return plain(found)
+
+
+def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """The difference of two models' shares of solved samples, given which samples of the same examples each solved,
+    with its 95 % interval, by bootstrap over the examples: both shares are of the same resampled examples.
+
+    If all resamples have the same difference, the intervals of both shares are combined by the squares of their halves
+    (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, without its correlation term).
+    """
+    means1, means2 = (np.array([np.mean(samples) for samples in solved]) for solved in (before, after))
+    counts1, counts2 = (np.array([len(samples) for samples in solved]) for solved in (before, after))
+    share1, share2 = np.average(means1, weights=counts1), np.average(means2, weights=counts2)
+    difference, change = share2 - share1, means2 - means1
+    drawn = resampled(means2, counts2) - resampled(means1, counts1)
+    if np.ptp(drawn) < 1e-12:
+        (low1, high1), (low2, high2) = (wilson(share * len(change), len(change)) for share in (share1, share2))
+        ci95 = (
+            difference - math.hypot(share2 - low2, high1 - share1),
+            difference + math.hypot(high2 - share2, share1 - low1),
+        )
+    else:
+        ci95 = percentiles(drawn)
+    counts = {"better": int((change > 0).sum()), "worse": int((change < 0).sum()), "same": int((change == 0).sum())}
+    return {"difference": float(difference), "ci95": [float(end) for end in ci95], "examples": len(change), **counts}

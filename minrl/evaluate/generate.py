@@ -1,67 +1,146 @@
-"""The first stage: completions of every episode without one, model after model.
+"""The first stage: a completion of every episode that has none, model after model.
 
 A model is released before the next one is loaded. A row is on disk as soon as its batch (of a local model) or its
-episode (of a server) has been played.
+episode (of a server) has been played. A local model plays by the same `rollout` that trains.
 """
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 
 import torch
 from loguru import logger
 
-from minrl.evaluate.local import LocalSampler
+from minrl.engines import make_engine
+from minrl.engines.torch_engine import EngineWithOpponent
+from minrl.evaluate.config import EvaluateConfig
+from minrl.evaluate.episodes import PURPOSE, Recorder, row_of
 from minrl.evaluate.models import NamedModel
-from minrl.evaluate.plan import EpisodeBatch, EvaluationPlan, PlannedTask
-from minrl.evaluate.rows import Key, Row, RowFile, key_of
+from minrl.evaluate.plan import Batch, EvaluationPlan, PlannedTask
+from minrl.evaluate.rows import Key, Row, append_rows, key_of
 from minrl.evaluate.served import ServedSampler
+from minrl.models.processes import Processes
+from minrl.policy import Policy
 from minrl.rewards.workers import Workers
-from minrl.utils.console import Screen
+from minrl.rollout import Plan, rollout
+from minrl.run.base_model import check_words, prompts_read
+from minrl.run.preflight import answer_findings
+from minrl.run.setup import load_policy
+from minrl.types import require
+from minrl.utils.console import activity
+from minrl.utils.files import write_jsonl
 
 
-def generate(plan: EvaluationPlan, file: RowFile, workers: Workers, screen: Screen) -> None:
-    """Add the missing rows and sort the plan's to the front, in its order. Error rows are generated again."""
-    rows = file.read()
-    todo = {model.name: missing(plan, model, rows) for model in plan.models}
-    total = sum(1 for _ in plan.all_keys())
-    done = total - sum(batch.count for of_model in todo.values() for of_task in of_model.values() for batch in of_task)
-    with screen.progress("generating", total, done=done) as report:
+def generate(plan: EvaluationPlan, path: Path, rows: dict[Key, Row], workers: Workers) -> None:
+    """Add the missing rows to `rows` and to the file, which gets the plan's rows first, in its order."""
+    keys = list(plan.all_keys())
+    done = sum(key in rows and "error" not in rows[key] for key in keys)
+    with activity("generating", len(keys), done) as report:
         for model in plan.models:
-            if not any(todo[model.name].values()):
+            todo = missing(plan, model, rows)
+            if not any(todo):
                 continue
             logger.info(f"generating with {model.name}")
-            with sampler_of(plan, model, workers) as sampler:
-                for task in plan.tasks:
-                    for new in sampler.play(task, todo[model.name][task.name]):
-                        file.append(new)
+            with closing(sampler_of(plan, model, workers)) as sampler:
+                for task, batches in zip(plan.tasks, todo, strict=True):
+                    for new in sampler.play(task, batches):
+                        append_rows(path, new)
                         rows.update({key_of(row): row for row in new})
                         done += len(new)
-                        report(done, model.label)
-    ordered = dict.fromkeys([*(key for key in plan.all_keys() if key in rows), *rows])  # rows outside the plan are kept
-    file.rewrite(rows[key] for key in ordered)
+                        report(min(done, len(keys)), model.label)
+            del sampler
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    write_jsonl(path, (rows[key] for key in dict.fromkeys([*(key for key in keys if key in rows), *rows])))
 
 
-def missing(plan: EvaluationPlan, model: NamedModel, rows: Mapping[Key, Row]) -> dict[str, list[EpisodeBatch]]:
-    """The batches of each task in which an episode has no completion."""
-
-    def lacks(task: PlannedTask, batch: EpisodeBatch) -> bool:
-        keys = (Key(model.name, task.name, batch.mode.name, *episode) for episode in batch.episodes())
-        return any(key not in rows or rows[key].get("error") for key in keys)
-
-    size = 1 if model.served else plan.config.batch_size
-    return {task.name: [batch for batch in task.batches(size) if lacks(task, batch)] for task in plan.tasks}
+def missing(plan: EvaluationPlan, model: NamedModel, rows: dict[Key, Row]) -> list[list[Batch]]:
+    """The batches of each task that the model has to play."""
+    return [list(task.missing(model, rows, 1 if model.served else plan.config.batch_size)) for task in plan.tasks]
 
 
-@contextmanager
-def sampler_of(plan: EvaluationPlan, model: NamedModel, workers: Workers) -> Iterator[ServedSampler | LocalSampler]:
-    """The model, loaded or connected while the block runs."""
-    sampler = (ServedSampler if model.served else LocalSampler)(plan, model, workers)
-    try:
-        yield sampler
-    finally:
-        sampler.close()
-        del sampler
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+def sampler_of(plan: EvaluationPlan, model: NamedModel, workers: Workers) -> "ServedSampler | LocalSampler":
+    """The model, connected or loaded."""
+    if model.served:
+        return ServedSampler(plan.config, model, workers)
+    return LocalSampler(plan.config, model, workers, plan.opponents)
+
+
+class LocalSampler:
+    """A checkpoint, a local model or a hub's, with its engine."""
+
+    def __init__(
+        self, config: EvaluateConfig, model: NamedModel, workers: Workers, opponents: Sequence[NamedModel] = ()
+    ) -> None:
+        self.config, self.model, self.workers = config, model, workers
+        processes = Processes(config.model)
+        self.policy = load_policy(model.name, config.model, processes)
+        require(
+            model.fingerprint in ("", model.as_cached().fingerprint),
+            f"the hub has other weights of {model.name} than were cached: say the same command again, which compares "
+            "them with the evaluation's",
+        )
+        self.engine = make_engine(config.engine, self.policy, config.batch_size, lambda: "the same command resumes")
+        for named in opponents:  # none or one
+            opponent = load_policy(named.name, config.model, processes)
+            self.engine = EngineWithOpponent(self.engine, opponent, self.policy, config.engine.engine_cache_gib)
+
+    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+        """The rows of each batch."""
+        if batches:
+            check_prompts(self.policy, self.model, task, self.engine.context_length, self.config.limit_of(task.name))
+        for batch in batches:
+            yield self._play(task, batch)
+
+    def close(self) -> None:
+        """Release the engine and the weights."""
+        self.engine.close()
+        del self.engine, self.policy
+
+    def _play(self, task: PlannedTask, batch: Batch) -> list[Row]:
+        config, recorder = self.config, Recorder(task.task, self.config.stop_strings)
+        examples = task.examples[batch.first : batch.first + batch.examples]
+        plan = Plan(
+            *(batch.samples, config.max_tokens, batch.mode.temperature, config.seed, PURPOSE, 0),
+            first_slot=batch.first,
+            first_sample=batch.first_sample,
+            stop_strings=config.stop_strings,
+        )
+        played = rollout(self.policy, self.engine, self.workers, recorder.task, examples, plan)
+        rollouts = iter(played.rollouts)
+        rows = []
+        for (index, sample), record, failure in zip(batch.episodes(), recorder.records, played.reasons, strict=True):
+            facts = {}
+            for role, one in zip(record.roles, rollouts, strict=False):
+                assert one.role == role, f"the rollout of {one.role} where that of {role} was due"
+                facts[role] = {"tokens": one.num_sampled, "finish_reason": one.finish_reason}
+            key = Key(self.model.name, task.name, batch.mode.name, index, sample)
+            rows.append(row_of(key, task, record, facts, failure))
+        assert next(rollouts, None) is None, "a rollout of a role that was not recorded"
+        return rows
+
+
+def check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, limit: int, max_tokens: int) -> None:
+    """Refuse a model that has no room in `limit` tokens for any prompt, or lacks their words. Warn of prompts and
+    answers that are too long. The prompts of a task's own episode are known only when it is played.
+    """
+    if task.task.episode is not None:
+        return
+    read = prompts_read(policy, [example.prompt for example in task.examples])
+    check_words(policy, f"the prompts of {task.name} under {model.name}", read)
+    rooms = [limit - len(ids) for ids, _ in read]
+    full = sum(room < 1 for room in rooms)
+    require(
+        full < len(rooms),
+        f"no prompt of {task.name} leaves room for a completion in the {limit} tokens that {model.name} takes: choose "
+        "shorter examples or a longer context (another model, or --engine-context-length where it is set)",
+    )
+    if full:
+        logger.warning(
+            f"{full} of {len(rooms)} prompts of {task.name} fill the {limit} tokens that {model.name} takes: they are "
+            "unscorable and count as not solved"
+        )
+    for finding in answer_findings(policy, task.name, task.task, task.examples, max_tokens):
+        logger.warning(finding)

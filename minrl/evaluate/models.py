@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from minrl.models.loading import cached_commit
 from minrl.models.lora import base_of
 from minrl.run.checkpoint import HASHES, STATE, by_step, damage, read_state
 from minrl.run.folder import model_folder, resolve_model
-from minrl.run.provenance import files_in
 from minrl.types import require
 from minrl.utils.keys import checked_url
 from minrl.utils.text import digest_of
@@ -21,7 +20,7 @@ from minrl.utils.text import digest_of
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model: the `name` that it is loaded by, and its `label` in tables and pictures.
+    """A model: the `name` that it is loaded by, and its `label` in tables and charts.
 
     `fingerprint` changes with its weights (empty: a `hub` model that is not cached yet). A checkpoint has the `run` and
     `step` that saved it; a server's model has a `base_url`, empty for OpenAI's own server.
@@ -45,29 +44,34 @@ class NamedModel:
         """The server's name for it."""
         return self.name.removeprefix(API).rpartition("@")[0] or self.name.removeprefix(API)
 
+    def as_cached(self) -> "NamedModel":
+        """The model; a hub's with the commit that is cached now."""
+        return replace(self, fingerprint=cached_commit(self.name) or self.fingerprint) if self.hub else self
+
 
 def find_models(names: Iterable[str], runs_dir: str = "runs", every_checkpoint: bool = False) -> list[NamedModel]:
     """The models named, in order, each with a label of its own."""
-    found = [model for name in names for model in _models_of(name, runs_dir, every_checkpoint)]
+    found = [model for name in names for model in _find(name, runs_dir, every_checkpoint)]
     for name, count in Counter(model.name for model in found).items():
         require(count == 1, f"--models names {name} more than once")
     labels = [model.label for model in found]
-    return [replace(m, label=m.name) if labels.count(m.label) > 1 else m for m in found]
+    return [replace(model, label=model.name) if labels.count(model.label) > 1 else model for model in found]
 
 
-def _models_of(name: str, runs_dir: str, every_checkpoint: bool) -> list[NamedModel]:
+def _find(name: str, runs_dir: str, every_checkpoint: bool) -> Iterator[NamedModel]:
+    folder = None if name.startswith(API) else model_folder(name, runs_dir)
     if name.startswith(API):
-        return [_served(name)]
-    folder = model_folder(name, runs_dir)
-    if every_checkpoint and folder is not None and not (folder / STATE).exists():
+        yield _served(name)
+    elif not every_checkpoint or folder is None or (folder / STATE).exists():
+        yield _local(resolve_model(name, runs_dir))
+    else:
         problems = {path: damage(path) for path in by_step(folder)}
+        require(None in problems.values(), f"{folder} holds no complete checkpoint")
         for path, problem in problems.items():
-            if problem is not None:
+            if problem is None:
+                yield _local(str(path))
+            else:
                 logger.warning(f"checkpoint {path} is damaged ({problem}) and is left out")
-        whole = [_local(str(path)) for path, problem in problems.items() if problem is None]
-        require(bool(whole), f"{folder} holds no complete checkpoint")
-        return whole
-    return [_local(resolve_model(name, runs_dir))]
 
 
 def _served(name: str) -> NamedModel:
@@ -93,29 +97,19 @@ def _local(path: str) -> NamedModel:
     return NamedModel(path, "/".join(parts[-2:]), _weights_digest(folder), run, step)
 
 
-def as_cached(model: NamedModel) -> NamedModel:
-    """The model; a hub model with the commit that is cached now."""
-    return replace(model, fingerprint=cached_commit(model.name) or model.fingerprint) if model.hub else model
-
-
-def as_recorded(model: NamedModel, fingerprints: Mapping[str, str]) -> NamedModel:
-    """The model; a hub model that is not cached with the commit that an evaluation recorded."""
-    return replace(model, fingerprint=model.fingerprint or fingerprints.get(model.name, "")) if model.hub else model
-
-
 def _weights_digest(folder: Path) -> str:
-    """A digest of a local model's weights; for adapters, of their base model's too."""
+    """A digest of a local model's weights; for adapters, of their base model's too. Files outside checkpoints count by
+    name, size and time, which is cheap for any size of model.
+    """
+    if (folder / STATE).exists():
+        own = digest_of([read_state(folder)[HASHES]])
+    else:
+        digest = hashlib.sha256()
+        for path in sorted(path for path in ([folder] if folder.is_file() else folder.rglob("*")) if path.is_file()):
+            status = path.stat()
+            digest.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+        own = digest.hexdigest()
     base = base_of(str(folder))
-    own = digest_of([read_state(folder)[HASHES]]) if (folder / STATE).exists() else _files_digest(folder)
     if base is None:
         return own
     return f"{own} on {_weights_digest(Path(base)) if Path(base).exists() else cached_commit(base)}"
-
-
-def _files_digest(folder: Path) -> str:
-    """A digest of names, sizes and modification times: cheap for any size of model."""
-    digest = hashlib.sha256()
-    for path in files_in(folder):
-        status = path.stat()
-        digest.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()

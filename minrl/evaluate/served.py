@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server plays episodes, of one turn or several, many at a time.
+"""A model behind an OpenAI-compatible server plays episodes, many at a time.
 
 A failed call makes an error row without a completion, and the next run asks again. A request that the server refuses
 for good, by a filter or for its length, counts as not solved and is not asked again.
@@ -15,15 +15,16 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.evaluate.models import NamedModel
-from minrl.evaluate.plan import EpisodeBatch, EvaluationPlan, PlannedTask
-from minrl.evaluate.rows import SERVED_AS, Key, Row
+from minrl.evaluate.plan import Batch, PlannedTask
+from minrl.evaluate.rows import Key, Row
 from minrl.models.messages import told_by_user
 from minrl.rewards.chat_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefusal, ChatReply
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
-from minrl.types import Job, Message, Prompt, Turn
+from minrl.types import Job, Message, Prompt
 
 FAILURES_IN_A_ROW = 20
 """Failed calls in a row after which this run stops asking the server."""
@@ -35,21 +36,22 @@ AHEAD = 4
 class ServedSampler:
     """A server's model, with the temperature, seeds and limits of a local one."""
 
-    def __init__(self, plan: EvaluationPlan, model: NamedModel, workers: Workers) -> None:
-        config = plan.config
+    def __init__(self, config: EvaluateConfig, model: NamedModel, workers: Workers) -> None:
         self.config, self.model, self.workers = config, model, workers
-        self.client = connect(plan, model)
+        self.client = connect(config, model)
         self._pool = ThreadPoolExecutor(config.api.api_concurrency)
         self._in_workers = threading.Lock()
 
-    def play(self, task: PlannedTask, batches: Sequence[EpisodeBatch]) -> Iterator[list[Row]]:
-        """A row for each episode, in the order in which they end."""
-        waiting = iter([(batch, *episode) for batch in batches for episode in batch.episodes()])
+    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+        """The rows of the episodes, in the order in which they end."""
+        waiting = iter([(batch.mode.name, *episode) for batch in batches for episode in batch.episodes()])
+        temperatures = {mode.name: mode.temperature for mode in task.modes}
         playing: set[Future[Row]] = set()
         failures = 0
         while True:
-            for batch, index, sample in waiting:
-                playing.add(self._pool.submit(self._play, task, batch, index, sample))
+            for mode, index, sample in waiting:
+                key = Key(self.model.name, task.name, mode, index, sample)
+                playing.add(self._pool.submit(self._play, task, key, temperatures[mode]))
                 if len(playing) >= AHEAD * self.config.api.api_concurrency:
                     break
             if not playing:
@@ -69,51 +71,42 @@ class ServedSampler:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()  # ends the calls that threads of the pool still wait for
 
-    def _play(self, task: PlannedTask, batch: EpisodeBatch, index: int, sample: int) -> Row:
+    def _play(self, task: PlannedTask, key: Key, temperature: float) -> Row:
         """One episode from its first turn to its last."""
-        key = Key(self.model.name, task.name, batch.mode.name, index, sample)
-        example, recorder = task.examples[index], Recorder(task.task)
-        play = Play(recorder.task, example, episode_rng(self.config.seed, index, sample))
-        said: dict[str, _Conversation] = {}
+        example, recorder = task.examples[key.index], Recorder(task.task)
+        play = Play(recorder.task, example, episode_rng(self.config.seed, key.index, key.sample))
         stops = (*self.config.stop_strings, *task.task.stop_strings)
-        refused = ""
+        said: dict[str, _Conversation] = {}
+        more: Row = {}
         play.advance(None)
         try:
-            while play.pending is not None:
-                if isinstance(play.pending, Job):
+            while (asked := play.pending) is not None:
+                if isinstance(asked, Job):
                     with self._in_workers:
-                        result = self.workers.run([play.pending])[0]
-                    play.advance(result)
+                        (answer,) = self.workers.run([asked])
                 else:
-                    conversation = said.setdefault(play.pending.role, _Conversation())
-                    play.advance(self._ask(conversation, play.pending, key, batch.mode.temperature, stops))
+                    conversation = said.setdefault(asked.role, _Conversation())
+                    conversation.messages += as_messages(asked.message)
+                    (reply,) = self.client.complete(
+                        conversation.messages,
+                        temperature=temperature,
+                        max_tokens=self.config.limit_of(key.task),
+                        seed=turn_seed(self.config.seed, key, asked.role, len(conversation.replies)),
+                    )
+                    answer = conversation.answer(until_stop(reply, stops))
+                play.advance(answer)
         except ChatRefusal as refusal:
             play.fail(str(refusal))
-            refused = refusal.kind
+            more["refused"] = refusal.kind
         except ChatError as error:
             return {**key.as_row(), "example": example.id, "error": str(error)}
         (record,) = recorder.records
-        spoken = {role: said[role].facts() for role in record.roles}
-        filtered = any(facts["finish_reason"] == CONTENT_FILTER for facts in spoken.values())
-        refused = refused or (CONTENT_FILTER if filtered else "")
-        names = {reply.model for one in said.values() for reply in one.replies} - {"", self.model.served_name}
-        row = row_of(key, task, record, spoken, play.failure)
-        return {**row, **({"refused": refused} if refused else {}), **({SERVED_AS: sorted(names)} if names else {})}
-
-    def _ask(
-        self, conversation: "_Conversation", turn: Turn, key: Key, temperature: float, stops: Sequence[str]
-    ) -> str:
-        """The model's next words in the conversation."""
-        conversation.messages += as_messages(turn.message)
-        (reply,) = self.client.complete(
-            conversation.messages,
-            temperature=temperature,
-            max_tokens=self.config.limit_of(key.task),
-            seed=turn_seed(self.config.seed, key, turn.role, len(conversation.replies)),
-        )
-        reply = until_stop(reply, stops)
-        conversation.answer(reply)
-        return reply.text
+        facts = {role: said[role].facts() for role in record.roles}
+        if any(one["finish_reason"] == CONTENT_FILTER for one in facts.values()):
+            more.setdefault("refused", CONTENT_FILTER)
+        if names := {reply.model for one in said.values() for reply in one.replies} - {"", self.model.served_name}:
+            more["served_as"] = sorted(names)
+        return {**row_of(key, task, record, facts, play.failure), **more}
 
 
 @dataclass
@@ -123,10 +116,11 @@ class _Conversation:
     messages: list[Message] = field(default_factory=list)
     replies: list[ChatReply] = field(default_factory=list)
 
-    def answer(self, reply: ChatReply) -> None:
+    def answer(self, reply: ChatReply) -> str:
         """Add the model's reply."""
         self.messages.append({"role": "assistant", "content": reply.text})
         self.replies.append(reply)
+        return reply.text
 
     def facts(self) -> Mapping[str, Any]:
         """The columns beside the text. `tokens` is None if the server did not count them; `length` is the finish reason
@@ -153,9 +147,9 @@ def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
     return replace(reply, text=text, finish_reason="stop", usage=usage)
 
 
-def connect(plan: EvaluationPlan, model: NamedModel) -> ChatClient:
+def connect(config: EvaluateConfig, model: NamedModel) -> ChatClient:
     """The client for a server's model. A missing key or a wrong address is refused."""
-    api = plan.config.api
+    api = config.api
     return ChatClient(
         model.served_name,
         model.base_url or "",

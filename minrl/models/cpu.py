@@ -136,7 +136,12 @@ def summed_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def add_summed_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left.T @ right`, without a copy of the whole product where the precisions are the same."""
+    """`total += left.T @ right`, without a copy of the whole product where the precisions are the same. A card sums in
+    the total's.
+    """
+    if total.device.type != "cpu" and left.dtype != total.dtype:
+        total += torch.mm(left.T, right, out_dtype=total.dtype)
+        return
     if not _onednn_multiplies(left, right) and left.dtype == total.dtype:
         total.addmm_(left.T, right)
         return

@@ -25,31 +25,31 @@ PREFIX = "Held"
 PROBED, LARGEST_CHANGE = 8, 1e-4
 """Tokens of the probe that compares held weights with those in float32, and how many nats rounding may change."""
 
-SAMPLED = 1024
-"""Numbers of a weight that are looked at first: most that are not bfloat16 show it there."""
 
-
+@torch.no_grad()
 def hold_frozen(model: nn.Module, besides: Container[nn.Module] = ()) -> None:
     """Hold the frozen weights of linear layers, embeddings and experts in bfloat16 where they are bfloat16 numbers,
     besides those of some modules. All stay in float32 where the model would compute something else with the former:
     some round their hidden states to the precision of a weight.
     """
     classes = {
-        module: _held_class(type(module), path.rpartition(".")[2])
+        module: None if module in besides else _held_class(type(module), path.rpartition(".")[2])
         for path, module in model.named_modules()
-        if module not in besides
     }
-    alone = {weight for module, held in classes.items() if held is None for weight in module.parameters(recurse=False)}
-    own = {
-        weight for module, held in classes.items() if held is not None for weight in module.parameters(recurse=False)
-    }
-    frozen = [weight for weight in own - alone if weight.ndim >= 2 and not weight.requires_grad]  # a tied one once
-    before = _probed(model)
-    short = [weight for weight in frozen if weight.dtype == torch.float32 and _shortened(weight)]
+    weights = {module: list(module.parameters(recurse=False)) for module in classes}
+    alone = {weight for module, held in classes.items() if held is None for weight in weights[module]}
+    own = {weight for module, held in classes.items() if held is not None for weight in weights[module]} - alone
+    before, short = probe(model), []
+    for weight in own:  # a tied one once
+        if weight.ndim >= 2 and not weight.requires_grad and weight.dtype == torch.float32:
+            rounded = weight.detach().bfloat16()
+            if torch.equal(rounded.float(), weight):
+                weight.data = rounded
+                short.append(weight)
     for module, held in classes.items():
-        if held is not None and any(weight.dtype == torch.bfloat16 for weight in module.parameters(recurse=False)):
+        if held is not None and any(weight.dtype == torch.bfloat16 for weight in weights[module]):
             module.__class__ = held
-    if short and not torch.allclose(_probed(model), before, atol=LARGEST_CHANGE, rtol=0):
+    if short and not torch.allclose(probe(model), before, atol=LARGEST_CHANGE, rtol=0):
         for weight in short:
             weight.data = weight.data.float()
 
@@ -60,21 +60,10 @@ def held_bytes(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def _probed(model: nn.Module) -> Tensor:
+def probe(model: nn.Module) -> Tensor:
     """Log-probabilities of a few tokens."""
     ids = torch.arange(1, 1 + PROBED, device=next(model.parameters()).device)[None]
     return model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
-
-
-def _shortened(weight: Tensor) -> bool:
-    """Bring a weight to bfloat16 if these are its numbers; say whether they were."""
-    sample = weight.detach().flatten()[:SAMPLED]
-    if not torch.equal(sample.bfloat16().float(), sample):
-        return False
-    short = weight.detach().bfloat16()
-    if torch.equal(short.float(), weight):
-        weight.data = short
-    return weight.dtype == torch.bfloat16
 
 
 def compute_weights(module: nn.Module) -> dict[str, Callable[[], Tensor]]:
@@ -82,7 +71,7 @@ def compute_weights(module: nn.Module) -> dict[str, Callable[[], Tensor]]:
     caller may change at any time.
     """
     if not isinstance(module, _Computing):
-        module.__class__ = _with(_Computing, type(module))
+        module.__class__ = mixed(_Computing, type(module), PREFIX)  # type: ignore[arg-type]  # a class is hashable
     return module.__dict__.setdefault("weights_from", {})
 
 
@@ -137,11 +126,8 @@ def _held_class(of: Any, name: str) -> Any:  # noqa: ANN401 - a class of modules
     """The class that computes with held weights; None where the model reads them in a way of its own."""
     if issubclass(of, nn.Linear):
         return Float32Linear if is_plain_linear(of) and name not in READ_DIRECTLY else None
-    if of is nn.Embedding or issubclass(of, _HeldEmbedding) or "ScaledWordEmbedding" in of.__name__:
-        return _with(_HeldEmbedding, of)
-    return _with(_Computing, of) if "Experts" in of.__name__ or of.__name__ == "Conv1D" else None
-
-
-def _with(held: type, of: Any) -> Any:  # noqa: ANN401
-    """The class of modules that computes as `of` does, with its weights as `held` has them."""
-    return of if issubclass(of, held) else mixed(held, of, PREFIX)
+    if issubclass(of, _Computing):
+        return of
+    if of is nn.Embedding or "ScaledWordEmbedding" in of.__name__:
+        return mixed(_HeldEmbedding, of, PREFIX)
+    return mixed(_Computing, of, PREFIX) if "Experts" in of.__name__ or of.__name__ == "Conv1D" else None

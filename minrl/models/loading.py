@@ -27,6 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.models.attention import ATTENTION, packed_attention
+from minrl.models.chat import CHAT_TEMPLATE
 from minrl.models.gguf import (
     GIVE_SAFETENSORS,
     GgufFile,
@@ -52,13 +53,6 @@ HEAD_DIM = 32
 """Head dimension of the models made here: small, and supported by vLLM on a CPU."""
 
 PAD, UNKNOWN, END, USER, ASSISTANT = "<pad>", "<unk>", "<end>", "<user>", "<assistant>"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message.role == 'user' %}<user> {{ message.content }} {% endif %}"
-    "{% if message.role == 'assistant' %}<assistant> {{ message.content }} <end> {% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-"""It leaves out system messages, which explain a task to models that can read: the models made here cannot."""
 
 
 def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:

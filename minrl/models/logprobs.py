@@ -17,8 +17,10 @@ from torch import Tensor
 
 from minrl.models.cpu import add_summed_product, computed, few_rows_product, in_float32, ordered, product
 
-CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**25}
-"""Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 128 MiB."""
+CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**27}
+"""Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 512 MiB: in the backward pass each
+chunk's product is added to the gradient of the whole head, which a card writes to its memory each time.
+"""
 
 CHUNK_ROWS = 128
 """Fewest rows of one chunk: with fewer the product would wait for the head's weights."""

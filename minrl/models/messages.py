@@ -13,6 +13,12 @@ def text_of(message: Message) -> str:
     return content if isinstance(content, str) else " ".join(part["text"] for part in content)
 
 
+def with_text(message: Message, text: str) -> Message:
+    """The message with another text, in parts if it had parts."""
+    content = message["content"]
+    return {**message, "content": text if isinstance(content, str) else [{"type": "text", "text": text}]}
+
+
 def roles_of(messages: Sequence[Message]) -> str:
     """The roles of a conversation, in words."""
     return ", ".join(str(message.get("role")) for message in messages) or "no messages"

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minrl.batch import Stream
+from minrl.batch import Stream, to_device
 from minrl.types import Rollout
-from minrl.utils.copies import sent
 
 
 def padded_rows(stream: Stream) -> tuple[Tensor, Tensor]:
@@ -30,7 +29,9 @@ def padded_rows(stream: Stream) -> tuple[Tensor, Tensor]:
     real = columns < lengths
     places = torch.arange(columns.numel()).view_as(columns)
     first = torch.full_like(stream.input_ids, columns.numel())
-    rows, places = sent([stream.input_ids[tokens], first.scatter_reduce(0, tokens[real], places[real], "amin")], device)
+    rows, places = to_device(
+        [stream.input_ids[tokens], first.scatter_reduce(0, tokens[real], places[real], "amin")], device
+    )
     return rows, places
 
 

@@ -4,9 +4,7 @@ Process 0 has one to each of the others and passes on what it learns. A collecti
 while it runs, and on cards not always.
 """
 
-import hmac
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -20,9 +18,8 @@ from torch import distributed
 
 from minrl.models.launch import Launch
 from minrl.types import UserError
-from minrl.utils.keys import without_keys
 from minrl.utils.signals import tell
-from minrl.utils.text import first_line, printable
+from minrl.utils.text import first_line, printable, without_keys
 
 LEFT = "left"
 """Says that a process ended in order."""
@@ -131,24 +128,23 @@ class Peers:
 def _connections(launch: Launch, store: distributed.Store, timeout_s: float) -> Iterator[tuple[socket.socket, int]]:
     """A connection to each other process that is watched from here, with its rank."""
     if launch.rank > 0:
-        port, key = store.get("peers").decode().split()
-        connection = socket.create_connection((launch.address, int(port)), timeout=timeout_s)
-        connection.sendall(f"{key} {launch.rank}\n".encode())
+        port = int(store.get("peers"))
+        connection = socket.create_connection((launch.address, port), timeout=timeout_s)
+        connection.sendall(f"{ABOUT}{launch.rank}\n".encode())
         yield _kept_alive(connection), 0
         return
-    key, awaited = secrets.token_hex(), set(range(1, launch.count))
+    awaited = {f"{ABOUT}{rank}": rank for rank in range(1, launch.count)}
     with _listening(launch) as listener:
         listener.settimeout(timeout_s)
-        store.set("peers", f"{listener.getsockname()[1]} {key}")
+        store.set("peers", str(listener.getsockname()[1]))
         while awaited:
             connection, _ = listener.accept()
             connection.settimeout(GREETING_S)  # whoever else connects may say nothing
-            given, _, rank = _received(connection).partition(" ")
-            if hmac.compare_digest(given.encode(), key.encode()) and rank.isdigit() and int(rank) in awaited:
-                awaited.remove(int(rank))
-                yield _kept_alive(connection), int(rank)
-            else:
+            rank = awaited.pop(_received(connection), None)
+            if rank is None:
                 connection.close()
+            else:
+                yield _kept_alive(connection), rank
 
 
 def _listening(launch: Launch) -> socket.socket:

@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -40,6 +41,11 @@ def buckets(weights: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
         yield bucket
 
 
+def has_hidden_card(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has an NVIDIA card, which nobody has hidden by CUDA_VISIBLE_DEVICES."""
+    return "CUDA_VISIBLE_DEVICES" not in os.environ and any(devices.glob("nvidia[0-9]*"))
+
+
 def _sendable(error: Exception) -> Exception:
     """The error, or one with its text if the other processes could not read it."""
     try:
@@ -56,6 +62,12 @@ class Processes:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda asks for a CUDA card, and torch finds none: use --device cpu")
         on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+        if config.device == "auto" and on_cpu and has_hidden_card():
+            raise UserError(
+                f"this machine has an NVIDIA card that torch {torch.__version__} cannot use: update its driver or "
+                "install torch for it (`nvidia-smi` says which CUDA the driver takes), or train on the processor with "
+                "--device cpu"
+            )
         dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
         self.launch = launched(os.environ)
         self._group = join(self.launch, on_cpu, facts)

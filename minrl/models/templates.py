@@ -6,8 +6,8 @@ from pathlib import Path
 from loguru import logger
 
 from minrl.config import FROM_FILE
+from minrl.models.chat import ANSWERED, ChatTokenizer
 from minrl.models.lora import base_of
-from minrl.models.turns import ANSWER, ANSWERED, QUESTION, Turns
 from minrl.types import CausalModel, UserError, require
 
 TEXT = """{%- set text = message.content %}
@@ -59,38 +59,38 @@ or where the model writes the next question.
 BOS = "{{- bos_token }}"
 
 
-def settle_template(turns: Turns, model: CausalModel, chosen: str, path: str) -> None:
+def settle_template(chat: ChatTokenizer, model: CausalModel, chosen: str, path: str) -> None:
     """Put the chosen template (empty: none) into the tokenizer, with which it is saved, and the token that ends its
     answers into the model's generation config, so that other programs stop there too. What is replaced is said.
     """
     saved = Path(path) / "chat_template.jinja"
     if base_of(path) is not None and saved.exists():  # adapters that were trained with a template
-        turns.tokenizer.chat_template = saved.read_text(encoding="utf-8")
+        chat.tokenizer.chat_template = saved.read_text(encoding="utf-8")
     if chosen:
-        _replace(turns, chosen, path)
-    if turns.frame.end is not None:
-        _name_end(model, turns.frame.end)
-    elif turns.frame.stop:
-        _check_stop(turns, path)
+        _replace(chat, chosen, path)
+    if chat.frame.end is not None:
+        _name_end(model, chat.frame.end)
+    elif chat.frame.stop:
+        _check_stop(chat, path)
 
 
-def _replace(turns: Turns, chosen: str, path: str) -> None:
+def _replace(chat: ChatTokenizer, chosen: str, path: str) -> None:
     """Put a template into the tokenizer; refused if it cannot write a question and an answer."""
     name, text = _text_of(chosen)
-    first = turns.first_of_text
+    first = chat.first_of_text
     if chosen in TEMPLATES and first is not None:
         text = BOS + text
-    before, turns.tokenizer.chat_template = turns.tokenizer.chat_template, text
+    before, chat.tokenizer.chat_template = chat.tokenizer.chat_template, text
     try:
-        asked, answered = turns.render(ANSWERED[:1]), turns.render(ANSWERED, ask=False)
+        chat.render(ANSWERED[:1])
+        chat.render(ANSWERED, ask=False)
     except UserError as error:
         raise UserError(f"--chat-template {name}: {error}") from error
-    require(QUESTION in asked and ANSWER in answered, f"--chat-template {name} leaves out what is asked or answered")
     if before and before != text:
         _say_once(f"--chat-template {name} replaces the chat template of {path}")
-    if first is not None and turns.encode_first_turn(list(ANSWERED[:1]))[:1] != [first]:
+    if first is not None and chat.encode_first_turn(list(ANSWERED[:1]))[:1] != [first]:
         _say_once(
-            f"--chat-template {name} does not write {turns.decode_all([first])}, with which the tokenizer of {path} "
+            f"--chat-template {name} does not write {chat.decode_all([first])}, with which the tokenizer of {path} "
             f"begins every text: chats begin without it; begin the template with {BOS} if the model expects it"
         )
 
@@ -115,12 +115,12 @@ def _name_end(model: CausalModel, end: int) -> None:
         model.generation_config.eos_token_id = [*ends, end] if ends else end
 
 
-def _check_stop(turns: Turns, path: str) -> None:
+def _check_stop(chat: ChatTokenizer, path: str) -> None:
     """Say that a text, and no token, ends an answer; refuse it if the tokenizer cannot write it."""
-    stop = turns.frame.stop
-    ids = turns.encode_text(stop)
+    stop = chat.frame.stop
+    ids = chat.encode_text(stop)
     require(
-        turns.decode_all(ids).strip() == stop.strip(),
+        chat.decode_all(ids).strip() == stop.strip(),
         f"the chat template of {path} ends an answer with {stop!r}, which its tokenizer cannot write: choose another "
         "with --chat-template",
     )

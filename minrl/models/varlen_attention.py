@@ -10,8 +10,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from minrl.batch import Run, Stream
-from minrl.utils.copies import sent
+from minrl.batch import Run, Stream, to_device
 
 LARGEST_HEAD = 256
 """Dimensions of a head that the kernel takes."""
@@ -81,7 +80,7 @@ def plan(stream: Stream) -> list[Runs]:
     seeing = [row for row, tokens in enumerate(followers) if tokens]
     queries, keys = [followers[row] for row in seeing], [prompts[row] for row in seeing]
     flat = [torch.tensor([*chain.from_iterable(part)], dtype=torch.long) for part in (queries, keys)]
-    planned = sent([*map(_starts, (runs, queries, keys)), *flat], stream.input_ids.device)
+    planned = to_device([*map(_starts, (runs, queries, keys)), *flat], stream.input_ids.device)
     starts, query_starts, key_starts, query_tokens, key_tokens = planned
     longest, query_longest, key_longest = (max(map(len, part), default=0) for part in (runs, queries, keys))
     parts = [Runs(slice(None), starts, longest, slice(None), starts, longest, own=True)]

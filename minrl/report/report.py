@@ -13,19 +13,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minrl.report.listing import listing
-from minrl.report.page import page
-from minrl.report.pictures import before_and_after, curves, seconds
-from minrl.report.runs import REPORTS, RunData, read_runs
-from minrl.report.seeds import groups_of
-from minrl.report.svg import alone, sheet
-from minrl.report.tables import markdown
+from minrl.report.runs import AXES, REPORTS, RunData, groups_of, read_runs
+from minrl.report.tables import Table, cost, markdown, over_seeds, remarks, results, settings, title
 from minrl.run.folder import RunFolder
 from minrl.types import require
 from minrl.utils.cli import Command
 from minrl.utils.files import write_text
 from minrl.utils.settings import Bounded, ShareBelowOne
+from minrl.utils.text import printable
 
 SMOOTHING = 0.6
 """Weight of the past in curves, unless the user says otherwise."""
@@ -95,18 +93,60 @@ def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing:
 
 def _draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, str]:
     """Write all pictures that the runs have numbers for: file names by caption."""
-    groups = groups_of(runs)
+    from minrl.report.charts import before_and_after, curves, seconds, svg
+
+    groups, pictures = groups_of(runs), dict[str, tuple[str, str]]()
     drawn = curves(groups, "step", smoothing)[:MOST_CHARTS]
-    bars = [("Held-out pass@1 before and after, with 95 % intervals", one) for one in before_and_after(runs)]
-    bars += [("Seconds of a step by phase", one) for one in [seconds(runs)] if one]
-    pictures = {}
     if drawn:  # nothing has a curve after a single step
-        caption = f"Curves, smoothed with weight {smoothing:g}"
-        pictures["curves.svg"] = caption, sheet(drawn, [group.name for group in groups])
-    pictures |= {f"bars-{number}.svg": (caption, alone(one)) for number, (caption, one) in enumerate(bars, 1)}
+        text = svg(drawn, min(3, len(drawn)), [group.name for group in groups], file=True)
+        pictures["curves.svg"] = f"Curves, smoothed with weight {smoothing:g}", text
+    for number, chart in enumerate([*before_and_after(runs), *seconds(runs)], 1):
+        pictures[f"bars-{number}.svg"] = chart.title, svg([chart], file=True)
     for name, (_, text) in pictures.items():
         write_text(folder / name, text)
     return {caption: name for name, (caption, _) in pictures.items()}
+
+
+def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
+    """The whole page, which asks no network for anything and needs no script. Each curve is there once for each axis
+    that the runs have; the style sheet shows those of the chosen one.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from minrl.report.charts import PALETTE, THEME, before_and_after, curves, seconds, svg
+
+    groups = groups_of(runs)
+    axes = [axis for axis in AXES if any(run.positions(axis)[run.last_step] for run in runs)] or ["step"]
+
+    def shown(value: Any) -> Any:  # noqa: ANN401 - whatever the template prints
+        return printable(value) if type(value) is str else value  # safe text has a class of its own
+
+    folder = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, finalize=shown)
+    return environment.get_template("report.html.jinja").render(
+        title=title(runs),
+        theme=THEME,
+        axes=axes,
+        remarks=remarks(runs),
+        results=_scores_first(results(runs)),
+        seeds=over_seeds(groups),
+        groups=[group.name for group in groups],
+        colours=len(PALETTE),
+        smoothing=f"{smoothing:g}",
+        curves={axis: [svg([chart]) for chart in curves(groups, axis, smoothing)] for axis in axes},
+        bars=[svg([chart]) for chart in [*before_and_after(runs), *seconds(runs)]],
+        settings=settings(runs),
+        cost=cost(runs),
+        command=f"`{command}`",
+    )
+
+
+def _scores_first(content: Table) -> Table:
+    """The table of results with before and after beside the run, where a phone shows them."""
+    header, rows = content
+    first, *others = zip(header, *rows, strict=True)
+    turned = list(zip(first, *others[-3:], *others[:-3], strict=True))
+    return turned[0], turned[1:]
 
 
 def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:

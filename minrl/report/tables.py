@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minrl.report.runs import RunData, Score, differences
-from minrl.report.seeds import Group, groups_of, mean
+from minrl.report.runs import Group, RunData, Score, differences, groups_of, mean
 from minrl.utils.text import one_line
 
 NOTHING = "-"

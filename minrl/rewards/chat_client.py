@@ -14,13 +14,16 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from ipaddress import ip_address
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 from loguru import logger
 
-from minrl.types import Message, UserError
-from minrl.utils.keys import KEY_VARIABLE, about_key, checked_url, is_openai, key_for, without_keys
+from minrl.types import Message, UserError, require
+from minrl.utils.keys import KEY_VARIABLE, OPENAI_HOST, checked_url, is_openai
+from minrl.utils.text import without_keys
 
 LONGEST_BACKOFF_S = 8.0
 """The openai client's longest pause between attempts, unless the server asks for a longer one."""
@@ -266,3 +269,37 @@ def _excerpt(response: Any) -> str:  # noqa: ANN401
 def _said(error: Any) -> str:  # noqa: ANN401 - openai.APIStatusError
     message = error.body.get("message") if isinstance(error.body, dict) else error.body
     return str(message) if message else str(error.message)
+
+
+def key_for(url: str, variable: str) -> str:
+    """The key that the server may have; empty for servers other than OpenAI's, which may need none."""
+    key = os.environ.get(variable, "").strip()
+    if variable == KEY_VARIABLE and not is_openai(url):
+        return ""
+    if not key and is_openai(url):
+        raise UserError(f"{OPENAI_HOST} needs a key: put it into the environment variable {variable}")
+    require(bool(key), f"the environment variable {variable}, which is to hold the key of {url}, is empty or not set")
+    return key
+
+
+def about_key(url: str, key: str) -> str:
+    """What to know of the way to a server; empty if there is nothing."""
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        what = "texts and the key" if key else "texts"
+        return f"{url} is asked by http: {what} can be read on the way; https or a tunnel to this machine hides them"
+    if not key and os.environ.get(KEY_VARIABLE) and not is_openai(url):
+        return f"{KEY_VARIABLE} is for {OPENAI_HOST} alone and is not sent to {url}: name a variable for its own key"
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to the host stays on this machine.
+
+    >>> is_loopback("127.1.2.3"), is_loopback("::1"), is_loopback("localhost"), is_loopback("127.0.0.1.evil.org")
+    (True, True, True, False)
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -25,8 +25,8 @@ from minrl.rewards.worker import Failure, Lost, call
 from minrl.rewards.worker_process import READY, Worker
 from minrl.tasks.grader import Grader
 from minrl.types import Job
+from minrl.utils.console import activity
 from minrl.utils.processor import cpu_cores
-from minrl.utils.progress import activity
 
 LONGEST_WAIT_S = 3600.0
 """Longest single wait: the system refuses one of a month."""

@@ -20,8 +20,8 @@ from loguru import logger
 
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
-from minrl.models.chat import ChatTokenizer, as_rollout
-from minrl.models.loading import CHAT_TEMPLATE, small_qwen3, word_tokenizer
+from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout
+from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.messages import text_of
 from minrl.models.processes import Processes
 from minrl.models.scoring import score

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and, written last, `trainer.json` with
 the trainer's state. It is written under a temporary name, flushed to disk and renamed: it becomes visible at the end of
-`whole_folder` in `save_checkpoint`.
+`whole_folder` (minrl/utils/files.py) in `save_checkpoint`.
 """
 
 import hashlib

@@ -85,8 +85,8 @@ class RunFolder:
 
     def steps_at(self, step: int) -> int:
         """The `steps` that the run had when it made a step: a resume may have raised them since."""
-        had = [one["had"] for one in self.record.get("resumed", []) if one.get("after", -1) >= step]
-        return int((had or [self.config])[0]["steps"])
+        resumed = [one for one in self.record.get("resumed", []) if one["after"] >= step]
+        return int((resumed or [self.config])[0]["steps"])
 
     @property
     def checkpoints(self) -> Path:

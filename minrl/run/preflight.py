@@ -20,11 +20,9 @@ from loguru import logger
 import minrl
 from minrl.batch import pack
 from minrl.config import TrainerConfig
-from minrl.engines import Engine
-from minrl.engines.choice import takes_vllm
-from minrl.engines.decoder import has_own_decoder
-from minrl.engines.slices import footprint
-from minrl.engines.torch_engine import CACHE_GIB
+from minrl.engines import CACHE_GIB, Engine, takes_vllm
+from minrl.engines.decoders import has_own_decoder
+from minrl.engines.torch_engine import footprint
 from minrl.evaluation import evaluations_after, samples_of
 from minrl.models.activations import LARGEST_SHARE, layers_of
 from minrl.models.cpu import resident_bytes
@@ -372,6 +370,8 @@ def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     free, text = policy.free_memory(), policy.model.config.get_text_config()
     weights, setup = _weights(policy.model), setup_of(policy, config)
     need = needed(weights, text, setup)
+    if setup.engine == "vllm":
+        free += setup.cache  # which vLLM has taken by now, and gives back while the policy trains
     if need.total - need.loaded < free:
         return
     ways = list(_ways(weights, text, setup, free + need.loaded))
@@ -398,7 +398,13 @@ def setup_of(policy: Policy, config: TrainerConfig) -> Setup:
     if engine == "auto":
         engine = "vllm" if takes_vllm(config.engine, policy.device.type) else "torch"
     rows, bfloat16 = settings.prompts_per_step * settings.group_size, processes.dtype == torch.bfloat16
-    cache = footprint(policy.model, 2 if bfloat16 else 4).of(processes.split(rows), 0, settings.longest)
+    itemsize = 2 if bfloat16 else 4
+    cache = footprint(policy.model, itemsize).of(processes.split(rows), 0, settings.longest)
+    cache = min(cache, int((config.engine.engine_cache_gib or CACHE_GIB) * 2**30)) if engine == "torch" else 0
+    if engine == "vllm":
+        from minrl.engines.vllm import cache_on_card
+
+        cache = cache_on_card(config.engine, policy, itemsize * _weights(policy.model).base)
     return Setup(
         processes=processes.count,
         nodes=processes.launch.nodes,
@@ -412,7 +418,7 @@ def setup_of(policy: Policy, config: TrainerConfig) -> Setup:
         engine=engine,
         tensor_parallel=config.engine.engine_tensor_parallel,
         own_decoder=method_of(policy.model).decoding == "own" and has_own_decoder(policy.model),
-        cache=0 if engine != "torch" else min(cache, int((config.engine.engine_cache_gib or CACHE_GIB) * 2**30)),
+        cache=cache,
     )
 
 

@@ -16,9 +16,8 @@ from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import ModelConfig, TrainerConfig
-from minrl.engines import Engine
-from minrl.engines.choice import make_engine, takes_vllm
-from minrl.engines.opponent import EngineWithOpponent
+from minrl.engines import Engine, make_engine, takes_vllm
+from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluation import evaluate
 from minrl.models.launch import place
 from minrl.models.loading import load_model
@@ -35,15 +34,15 @@ from minrl.run.checkpoint import last_saved, load_state, restore_optimizer, weig
 from minrl.run.defaults import what_is_trained
 from minrl.run.folder import resolve_model
 from minrl.run.preflight import leave_out_unusable, require_room
-from minrl.run.run import Run, in_common, owned
+from minrl.run.records import in_common
+from minrl.run.run import Run, owned
 from minrl.run.teacher import require_same_tokens, teacher_prompt
 from minrl.run.verify import verify
 from minrl.tasks import Task, load_task
 from minrl.tasks.mixture import mixture
 from minrl.types import CausalModel, TrainState, UserError, require
-from minrl.utils.console import Screen
+from minrl.utils.console import Screen, activity
 from minrl.utils.files import require_writable
-from minrl.utils.progress import activity
 from minrl.utils.statistics import Evaluation, together
 from minrl.utils.task_names import task_key
 
@@ -203,7 +202,7 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     except UserError as error:
         raise UserError(f"{path} holds adapters of {base}: {error}" if base else str(error)) from error
     if base is not None:
-        fold_in(model, Path(path), base)
+        fold_in(model, tokenizer, Path(path), base)
     elif adapted_layers(model):
         raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
     policy = as_policy(model, tokenizer, config, processes)

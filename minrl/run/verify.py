@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from minrl.batch import pack
-from minrl.engines.decoder import has_own_decoder, make_decoder
-from minrl.engines.slices import footprint
+from minrl.engines.decoders import has_own_decoder, make_decoder
+from minrl.engines.torch_engine import footprint
 from minrl.models.activations import layers_of
 from minrl.models.context import context_length
 from minrl.models.head import output_head

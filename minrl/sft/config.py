@@ -230,11 +230,6 @@ class FilterConfig(Grouped):
     """Keep rows with at least this reward. None: those whose reward is at its maximum."""
     reward: RewardConfig = RewardConfig()
 
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        """The task whose reward decides."""
-        return (self.reward.task,)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require(

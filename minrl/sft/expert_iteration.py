@@ -32,24 +32,24 @@ from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.tasks.checked import refuse_mistakes
-from minrl.tracking.files import read_metrics
-from minrl.tracking.logger import Logger, require_logger
+from minrl.tracking.session import Session
+from minrl.tracking.timers import timed
+from minrl.tracking.writers import read_metrics, require_logger
 from minrl.types import Example, Rollout, TrainState
 from minrl.utils.cli import Command
+from minrl.utils.console import Table, activity, print_tables
 from minrl.utils.files import write_jsonl
-from minrl.utils.progress import activity
 from minrl.utils.statistics import is_solved
 from minrl.utils.task_names import task_key
-from minrl.utils.timers import timed
 
 EXPERT_ITERATION = Program("expert-iteration", extends=("rounds",))
 
 
-def improve(logger: Logger, settings: ExpertIterationConfig) -> None:
+def improve(session: Session, settings: ExpertIterationConfig) -> None:
     """Sample a round's completions, keep the correct ones, fine-tune on them, measure. Repeat."""
-    parts = logger.parts
+    parts = session.parts
     config, engine = parts.config, parts.engine
-    for step in logger.steps():
+    for step in session.steps():
         with timed("rollout"):
             examples, sampled = sample_round(parts, settings)
         if step == 1:  # there is no preflight; later they are counted, as everywhere
@@ -57,10 +57,10 @@ def improve(logger: Logger, settings: ExpertIterationConfig) -> None:
         require_rewards(sampled, settings.max_unscorable_frac, step)
         rollouts = sampled.rollouts
         kept = keep_correct(rollouts, settings)
-        if logger.main and parts.task.episode is None and every(config.logging.rollouts_every, step):
+        if session.main and parts.task.episode is None and every(config.logging.rollouts_every, step):
             path = parts.run.folder / "samples" / f"round_{step:03d}.jsonl"
             write_samples(path, examples, rollouts, kept)
-        logger.add(
+        session.add(
             {
                 "expert/kept": float(len(kept)),
                 "expert/kept_frac": len(kept) / len(rollouts),
@@ -69,13 +69,13 @@ def improve(logger: Logger, settings: ExpertIterationConfig) -> None:
         )
         engine.sleep()
         with timed("update"):
-            logger.add(fine_tune_round(parts, settings, kept))
+            session.add(fine_tune_round(parts, settings, kept))
         engine.wake()
         engine.sync(parts.policy)
         if every(config.evaluation.eval_every, step) or step == config.steps:
-            logger.evaluate()
-        logger.step(sampled)
-        logger.save_if_due()
+            session.evaluate()
+        session.step(sampled)
+        session.save_if_due()
 
 
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
@@ -213,10 +213,12 @@ def main(command: Command[ExpertIterationConfig]) -> int:
             log.info(
                 f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}"
             )
-        with Logger(parts, command.started, partial(measure, held_out=[])) as logger:
-            improve(logger, settings)
+        with Session(parts, command.started, partial(measure, held_out=[])) as session:
+            improve(session, settings)
             rounds = rounds_of(parts.run.folder, task_key(settings.reward.task))
-            status = logger.finish({"algorithm": "expert_iteration", "rounds": rounds})
-        if status == 0:
-            parts.screen.rounds(rounds)
+            status = session.finish({"algorithm": "expert_iteration", "rounds": rounds})
+        if status == 0 and rounds and not parts.screen.quiet:
+            title = "rounds: kept completions and examples, held-out pass@1, entropy in nats, seconds"
+            lines = [[str(row.get(column, "-")) for column in rounds[-1]] for row in rounds]
+            print_tables([Table(title, list(rounds[-1]), lines)], "summary.json", parts.screen.console)
         return status

@@ -21,53 +21,53 @@ from minrl.sampling import draw_examples, every, tracked_plan
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows, read_demonstrations
 from minrl.sft.step import measure, rows_in_all, sft_step
-from minrl.tracking.files import read_metrics
-from minrl.tracking.logger import Logger, require_logger
+from minrl.tracking.session import Session
+from minrl.tracking.timers import timed
+from minrl.tracking.writers import read_metrics, require_logger
 from minrl.types import TrainState, UserError, require
 from minrl.utils.cli import Command
 from minrl.utils.files import read_json, write_json
 from minrl.utils.task_names import task_key
-from minrl.utils.timers import timed
 
 SFT = Program("sft", extends=("steps", "epochs"))
 
 
-def fine_tune(logger: Logger, rows: Rows) -> None:
+def fine_tune(session: Session, rows: Rows) -> None:
     """Train on the rows, batch by batch, and measure the held-out rows every so many steps."""
-    parts, settings = logger.parts, logger.run.settings
+    parts, settings = session.parts, session.run.settings
     config, state, engine = parts.config, parts.state, parts.engine
     total = rows_in_all(settings.epochs, len(rows.train))
     if state.step < config.steps:
         engine.sleep()
-    for step in logger.steps():
+    for step in session.steps():
         size = min(settings.batch_size, len(rows.train))
         if not settings.steps:
             size = min(size, total - state.examples_drawn)  # the last batch may be short
         with timed("update"):
             drawn = draw_examples(rows.train, size, settings.seed, state)
-            logger.add(sft_step(parts.policy, parts.optimizer, drawn, config.optimizer, state, config.steps))
-            logger.add({"sft/epoch": state.examples_drawn / len(rows.train)})
+            session.add(sft_step(parts.policy, parts.optimizer, drawn, config.optimizer, state, config.steps))
+            session.add({"sft/epoch": state.examples_drawn / len(rows.train)})
         tracked = bool(parts.tasks) and every(config.logging.rollouts_every, step)
         evaluated = every(config.evaluation.eval_every, step) or step == config.steps
         if tracked or evaluated:
             engine.wake()
             engine.sync(parts.policy)
             if tracked:
-                save_tracked(logger)
+                save_tracked(session)
             if evaluated:
-                logger.evaluate()
+                session.evaluate()
             engine.sleep()
-        logger.step()
-        logger.save_if_due()
+        session.step()
+        session.save_if_due()
 
 
-def save_tracked(logger: Logger) -> None:
+def save_tracked(session: Session) -> None:
     """Write the policy's completions of the held-out examples that are followed through the run."""
-    parts = logger.parts
+    parts = session.parts
     with timed("eval"):
         plan = tracked_plan(parts.task, parts.config)
         tracked = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan)
-    logger.save_rollouts(tracked.rollouts)
+    session.save_rollouts(tracked.rollouts)
 
 
 def main(command: Command[SftConfig]) -> int:
@@ -90,11 +90,11 @@ def main(command: Command[SftConfig]) -> int:
             "raise it",
         )
         parts.config = replace(parts.config, steps=steps)
-        with Logger(parts, command.started, partial(measure, held_out=rows.held_out)) as logger:
-            if logger.main:
+        with Session(parts, command.started, partial(measure, held_out=rows.held_out)) as session:
+            if session.main:
                 write_json(parts.run.folder / "data.json", fingerprint(settings))
-            fine_tune(logger, rows)
-            return logger.finish(summary_of(parts.run, rows))
+            fine_tune(session, rows)
+            return session.finish(summary_of(parts.run, rows))
 
 
 def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int) -> int:

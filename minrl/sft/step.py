@@ -16,10 +16,10 @@ from minrl.batch import pack
 from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
-from minrl.tracking.logger import Logger
+from minrl.tracking.session import Session
 from minrl.types import Rollout, TrainState
 from minrl.update import optimizer_step
-from minrl.utils.progress import activity
+from minrl.utils.console import activity
 from minrl.utils.statistics import Evaluation
 
 
@@ -83,18 +83,18 @@ def mean_loss_and_entropy(
     return loss / tokens, entropy_sum / tokens
 
 
-def measure(logger: Logger, held_out: Sequence[Rollout]) -> dict[str, Evaluation]:
+def measure(session: Session, held_out: Sequence[Rollout]) -> dict[str, Evaluation]:
     """The loss of held-out rows; pass@1 of the task's held-out examples, and the policy's entropy on them."""
-    policy, config = logger.parts.policy, logger.parts.config
+    policy, config = session.parts.policy, session.parts.config
     budget, temperature = config.optimizer.micro_batch_tokens, config.evaluation.eval_temperature
     if held_out:
         loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
-        logger.add({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
-    evaluations = logger.parts.evaluate()
+        session.add({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
+    evaluations = session.parts.evaluate()
     for name, evaluation in evaluations.items():
         sampled = evaluation.rollouts[: evaluation.n]
         _, entropy = mean_loss_and_entropy(policy, sampled, budget, temperature)
-        logger.add({f"eval/{name}/entropy": entropy})
+        session.add({f"eval/{name}/entropy": entropy})
     return evaluations
 
 

@@ -18,8 +18,8 @@ from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity
 from minrl.types import Example, Prompt, Reward, require
 
 INSTRUCTION = 'Reply with a JSON object with the keys "name", "age" and "children".'
-OBJECT_REWARD, FIELDS_REWARD = 0.1, 0.4
-"""Paid for a JSON object that is not the right one, and for its right fields in proportion."""
+KEYS_REWARD, FIELDS_REWARD = 0.1, 0.4
+"""Paid for an object that is not the right one: if it has all keys, and for its right fields in proportion."""
 MOST_CHARACTERS = 500
 TRAIN_PROBLEMS, HELD_OUT_PROBLEMS = 4000, 1000
 TEMPLATES = (
@@ -72,21 +72,24 @@ def read_object(completion: str) -> dict[str, Any] | None:
 
 
 def reward(completion: str, example: Example) -> Reward:
-    """1 for the object asked for and nothing else; up to 0.5 for another one, by its right fields.
+    """1 for the object asked for and nothing else; up to 0.5 for another one with all its keys, by its right fields.
+
+    A key that is missing pays nothing: a name alone is short and easy, and some runs would learn nothing else.
 
     >>> example = Example("", "", {"object": {"name": "Jack", "age": 78, "children": 3}})
     >>> reward('{"name": "Jack", "age": 78, "children": 3}', example).value
     1.0
     >>> round(reward('{"name": "Jack", "age": "78", "children": 3}', example).value, 3)  # 0.1 + 0.4 * 2 / 3
     0.367
+    >>> reward('{"name": "Jack"}', example).value
+    0.0
     """
     expected, found = example["object"], read_object(completion)
-    if found is None:
-        return Reward(0.0, {"json": 0.0, "fields": 0.0})
-    right = [name for name, value in expected.items() if name in found and _same(found[name], value)]
-    fields = len(right) / len(expected)
+    if found is None or not found.keys() >= expected.keys():
+        return Reward(0.0, {"keys": 0.0, "fields": 0.0})
+    fields = sum(_same(found[name], value) for name, value in expected.items()) / len(expected)
     solved = fields == 1.0 and found.keys() == expected.keys()
-    return Reward(1.0 if solved else OBJECT_REWARD + FIELDS_REWARD * fields, {"json": 1.0, "fields": fields})
+    return Reward(1.0 if solved else KEYS_REWARD + FIELDS_REWARD * fields, {"keys": 1.0, "fields": fields})
 
 
 def _same(found: object, expected: object) -> bool:

@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from minrl.tasks.task import TaskDefinition
-from minrl.types import UserError, importing
+from minrl.types import UserError
+from minrl.utils.files import importing
 from minrl.utils.task_names import mixed, weights_of
 
 if TYPE_CHECKING:  # each reward worker would pay for the import

@@ -1,4 +1,11 @@
-"""Numbers of a step's rollouts by tag, and their distributions."""
+"""The curves of a run: numbers of a step by tag, their distributions, and TensorBoard's page of charts.
+
+A new curve of the step's rollouts goes here, as an entry of `rollout_metrics`. Others are made where their numbers are:
+`curves` in `policy_loss` (minrl/losses.py; tensors with an entry per token, reduced by their mean, or by the suffix of
+the tag), `Advantages.metrics` (minrl/algorithms.py), the end of `update_policy` (minrl/update.py). A loop may add its
+own with `session.add({"my/tag": value})` before `session.step`. No tag is declared: each becomes a column of
+metrics.jsonl, a chart of TensorBoard and one of W&B.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
@@ -12,6 +19,29 @@ from minrl.rollout import Rollouts
 from minrl.types import Reward, Rollout
 from minrl.utils.statistics import part_means
 from minrl.utils.task_names import TaskTerms
+
+CHARTS = {
+    "Held-out score, reward, length, gap": {
+        "held-out pass@1": [r"^eval/.*/pass@1$"],
+        "reward": ["^reward/mean$"],
+        "length over the limit; truncated": ["^rollout/limit_frac$", "^rollout/truncated_frac$"],
+        "gap and KL, nats": ["^engine/logprob_gap_mean$", "^engine/kl$", "^policy/ref_kl$"],
+    },
+    "Groups": {
+        "solved rollouts": ["^reward/solved_frac$"],
+        "solved groups": ["^reward/solve_.*_group_frac$"],
+        "parts of the reward; roles": ["^reward/part/.*$", "^reward/role/.*$"],
+        "each task": ["^task/.*/reward/mean$"],
+    },
+    "Policy": {
+        "entropy, nats": ["^policy/entropy$", "^rollout/entropy$"],
+        "gradient norm": ["^policy/grad_norm$"],
+        "clipped tokens": ["^policy/clip_(low|high)_frac$"],
+        "movement and advantage": ["^update/a.*$"],
+    },
+    "Cost": {"seconds": ["^time/.*$"], "tokens per second": ["^speed/.*$"], "memory, GiB": ["^memory/.*$"]},
+}
+"""The tab CUSTOM SCALARS: row, chart, patterns of its tags. In TIME SERIES every tag has a chart of its own."""
 
 
 def step_metrics(sampled: Rollouts, terms: Mapping[str, TaskTerms]) -> dict[str, float]:

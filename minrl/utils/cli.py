@@ -8,7 +8,6 @@ line on stderr and exit status 2.
 import argparse
 import ast
 import errno
-import importlib.util
 import inspect
 import os
 import re
@@ -20,7 +19,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -29,15 +28,14 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origi
 
 import yaml
 
-import minrl
 from minrl.config import TaskOptions
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, flag_identifier, option_classes, tasks_in
 from minrl.types import UserError, require
 from minrl.utils.files import refusal
-from minrl.utils.keys import without_keys
-from minrl.utils.settings import ROWS, close_names, converted, flag_of, hints_of, meant
+from minrl.utils.settings import ROWS, Setting, close_names, converted, flag_of, meant, settings_of
 from minrl.utils.signals import answered, exit_status, stop_at_once
-from minrl.utils.text import printable
+from minrl.utils.task_names import weights_of
+from minrl.utils.text import printable, without_keys
 
 T = TypeVar("T")
 
@@ -47,22 +45,21 @@ ALONE = "alone"
 """Metadata of a setting: the value of its flag if no words follow it."""
 
 ALIASES = {
-    "learning_rate": ["lr"], "checkpoint": ["model"], "model_id": ["model", "model_name_or_path"],
-    "group_size": ["num_generations"], "max_tokens": ["max_new_tokens", "max_completion_length"],
-    "steps": ["max_steps"], "kl_coef": ["beta"],
+    "learning_rate": ["lr"], "checkpoint": ["model"], "model_id": ["model", "model-name-or-path"],
+    "group_size": ["num-generations"], "max_tokens": ["max-new-tokens", "max-completion-length"],
+    "steps": ["max-steps"], "kl_coef": ["beta"],
 }  # fmt: skip
-"""What other trainers call a setting."""
+"""Other flags of a setting, as other trainers call it."""
 
+FULL_DISTRIBUTION = "completions are sampled from the whole distribution, which the loss needs; see --temperature"
 SIMILAR = {
     "epochs": "did you mean --steps?",
     "batch-size": "did you mean --prompts-per-step?",
     "dataset": "did you mean --data-path?",
     "output-dir": "did you mean --runs-dir?",
-    "top-p": "completions are sampled from the whole distribution, whose log-probabilities the loss needs; see "
-    "--temperature",
+    **dict.fromkeys(["top-p", "top-k", "min-p"], FULL_DISTRIBUTION),
 }
-"""What is said of flags that other trainers have."""
-SIMILAR["top-k"] = SIMILAR["min-p"] = SIMILAR["top-p"]
+"""Hints for flags that other trainers have."""
 
 REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR),
@@ -106,9 +103,6 @@ def parse(cls: type[T], arguments: Sequence[str]) -> Command[T]:
     """The command line of a program with this config. Flags override a `--config` file. A class may name in `first` the
     setting that the words before all flags belong to.
     """
-    if "--version" in arguments:
-        sys.stdout.write(f"minrl {minrl.__version__}\n")
-        raise SystemExit(0)
     words = [re.sub(r"^--[\w.-]+", lambda flag: flag[0].replace("_", "-"), word) for word in arguments]
     first = getattr(cls, "first", "")
     if first and words and not words[0].startswith("-"):
@@ -174,21 +168,21 @@ def _build(
     """The config of flat values, in which the option of a task is `hanoi.skill`, and the options of the tasks, over
     those that are given.
     """
-    for name, one in settings_of(cls).items():  # type: ignore[arg-type]
-        value = values.get(name)
-        rows = rows_of(one.metadata[ROWS]) if ROWS in one.metadata and value else ()
-        known = not rows or value in rows or ".py:" in str(value)
+    for name, one in settings_of(cls).items():
+        value, rows = values.get(name), one.metadata.get(ROWS, ())
+        known = not (rows and value) or value in rows or ".py:" in str(value)
         require(known, f"no {name} {value!r}: choose one of {', '.join(rows)}{meant(value, rows)}")
     config: Any = cls(**without_options(values))
-    named = dict.fromkeys([*tasks, *getattr(config, "task_names", ())])
+    own = getattr(config, "settings", {}).get("task") or ""
+    named = dict.fromkeys([*tasks, *getattr(config, "task_names", weights_of(own))])
     chosen = {key: options_class() for key, options_class in option_classes(named).items()} | dict(options or {})
     given: dict[str, dict[str, Any]] = {}
     for name in filter(lambda name: "." in name, values):
         key, _, option = name.rpartition(".")
-        hints = hints_of(type(chosen[key])) if key in chosen else {}  # type: ignore[arg-type]
-        if option not in hints:
-            raise unknown(f"option {option!r} of {key}", option, hints)
-        given.setdefault(key, {})[option] = converted(name, hints[option], values[name])
+        known_options = settings_of(type(chosen[key])) if key in chosen else {}
+        if option not in known_options:
+            raise unknown(f"option {option!r} of {key}", option, known_options)
+        given.setdefault(key, {})[option] = converted(name, known_options[option].hint, values[name])
     return config, chosen | {key: replace(chosen[key], **own) for key, own in given.items()}
 
 
@@ -238,33 +232,6 @@ def _tasks_of_options(words: Iterable[str], named: Sequence[str]) -> Iterator[st
 # Flags and their help
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A field of a config, or of a group in it."""
-
-    name: str
-    hint: Any
-    default: Any
-    owner: type
-    """The dataclass that declares it."""
-    group: str
-    metadata: Mapping[Any, Any]
-
-
-@cache
-def settings_of(cls: Any) -> dict[str, Setting]:  # noqa: ANN401 - a dataclass
-    """Every setting of a dataclass and of the groups in it, by name."""
-    found: dict[str, Setting] = {}
-    for one in fields(cls):
-        hint = hints_of(cls).get(one.name)
-        if hint is not None and is_dataclass(hint):
-            for name, inner in settings_of(hint).items():  # type: ignore[arg-type]
-                found[name] = replace(inner, group=one.name, default=getattr(one.default, name))
-        elif hint is not None:
-            found[one.name] = Setting(one.name, hint, one.default, cls, "", one.metadata)
-    return found
-
-
 class _Parser(argparse.ArgumentParser):
     """The flags of a config class, and of options by task. `page` is what help shows: `short`, `all` or nothing."""
 
@@ -298,9 +265,8 @@ class _Parser(argparse.ArgumentParser):
         self.untyped: dict[str, str] = {}
         for key, options_class in options.items():
             group = self.add_argument_group(f"task {key}")
-            names = [name for name in vars(options_class) if not name.startswith("_")]
-            untyped = set(names) - settings_of(options_class).keys()
-            self.untyped |= {f"{flag_identifier(key)}.{name}".replace("_", "-"): name for name in untyped}
+            untyped = {name for name in vars(options_class) if name[0] != "_"} - settings_of(options_class).keys()
+            self.untyped |= {flag_of(f"{flag_identifier(key)}.{name}")[2:]: name for name in untyped}
             for name, one in settings_of(options_class).items():
                 self._add(group, f"{flag_identifier(key)}.{name}", f"{key}.{name}", one)
         for word in HELP:
@@ -315,24 +281,21 @@ class _Parser(argparse.ArgumentParser):
         elif get_origin(kind) in (tuple, list):
             more["nargs"] = "*"
         text = argparse.SUPPRESS if hidden or not self.page else self._help(one)
-        for spelling in [flag, *(alias for alias in ALIASES.get(flag, ()) if self._is_free(alias, name))]:
-            self.flags.append(spelling.replace("_", "-"))
-            shown = text if spelling == flag else argparse.SUPPRESS
-            group.add_argument(f"--{self.flags[-1]}", dest=name, help=shown, **more)
-
-    def _is_free(self, alias: str, name: str) -> bool:
-        """Whether the alias is this setting's here: evaluation's --model is --checkpoint, not --model-id."""
-        owners = [one for one, aliases in ALIASES.items() if alias in aliases and one in self.settings]
-        return alias not in self.settings and owners[0] == name
+        spelled = flag.replace("_", "-")
+        aliases = [alias for alias in ALIASES.get(flag, ()) if alias not in self.flags]  # --model is of two settings
+        self.flags += [spelled, *aliases]
+        group.add_argument(f"--{spelled}", dest=name, help=text, **more)
+        for alias in aliases:
+            group.add_argument(f"--{alias}", dest=name, help=argparse.SUPPRESS, **more)
 
     def _help(self, one: Setting) -> str:
         text = meanings(one.owner).get(one.name, "")
         if self.page == "short":
             text = re.split(r"(?<=\w)[.:;] ", text)[0]
         elif one.name in ALIASES:
-            text += f" Also --{', --'.join(ALIASES[one.name]).replace('_', '-')}."
+            text += f" Also --{', --'.join(ALIASES[one.name])}."
         if ROWS in one.metadata:
-            text = f"{text.rstrip('.')}: {', '.join(rows_of(one.metadata[ROWS]))}"
+            text = f"{text.rstrip('.')}: {', '.join(one.metadata[ROWS])}"
         value = " ".join(map(str, one.default)) if isinstance(one.default, tuple | list) else one.default
         value = "on" if value is True else value
         shown = isinstance(value, str | int | float) and value not in ("", False)
@@ -375,18 +338,6 @@ def _metavar(kind: Any) -> str:  # noqa: ANN401 - types are data here
     return _metavar(inner[0]) if inner else {str: "TEXT"}.get(kind, kind.__name__.upper())
 
 
-@cache
-def rows_of(table: str) -> tuple[str, ...]:
-    """The keys of a dictionary, read from the source of its module, which may import torch."""
-    module, _, name = table.rpartition(".")
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    (rows,) = (n.value for n in tree.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == name)
-    assert isinstance(rows, ast.Dict)
-    return tuple(ast.literal_eval(key) for key in rows.keys if key is not None)
-
-
 def _show_help(cls: Any, tasks: Sequence[str], given: Iterable[str], everything: bool) -> NoReturn:  # noqa: ANN401
     """Print a page of the flags used most, or all, and of the options of the tasks named (by default the default's)."""
     settings, shown = settings_of(cls), list(tasks)
@@ -425,9 +376,6 @@ def run_main(main: Callable[[Sequence[str]], int], arguments: Sequence[str] | No
     one line and a status of its own.
     """
     sys.excepthook = show_fault
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # a daemon may close them
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         with answered(stop_at_once):
             sys.exit(main(sys.argv[1:] if arguments is None else arguments))
@@ -464,11 +412,8 @@ def typed(program: str) -> str:
 
 def tool(name: str) -> str:
     """The name of a program of this environment if the shell would find that one, else its path."""
-    own = Path(sys.executable) if name == "python" else Path(sys.executable).with_name(name)
-    found = shutil.which(name)
+    own, found = Path(sys.executable).with_name(name), shutil.which(name)
     same = found is not None and Path(found).parent.resolve() == own.parent.resolve()
-    if name == "python":  # a folder may hold several
-        same = same and Path(found or "").resolve() == own.resolve()
     return name if same or not own.exists() else near(own)
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +27,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from minrl.utils.files import writing
-from minrl.utils.keys import without_keys
-from minrl.utils.progress import ACTIVE, Activity, activity
-from minrl.utils.text import indented, one_line, printable
+from minrl.utils.text import indented, one_line, printable, without_keys
 
 SHOWN_AFTER_S, SAID_EVERY_S, TICK_S = 1.0, 30.0, 0.25
 """A shorter activity has no bar and no line; between two lines; between two looks of the thread."""
@@ -45,6 +43,51 @@ IN_FILE: dict[str, Any] = {
     "format": "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}",
     "diagnose": False,  # variables in tracebacks may be as long as a batch, or a key
 }
+
+
+# Progress: whoever works reports with `activity`, and a screen shows what is active
+
+
+@dataclass(eq=False)
+class Activity:
+    """Work of `total` parts (0: unknown), of which `begun` were done before it started."""
+
+    name: str
+    total: int
+    started: float
+    done: int = 0
+    begun: int = 0
+    note: str = ""
+    end: float | None = None
+    """When it will end, if whoever reports has said so."""
+
+
+ACTIVE: list[Activity] = []
+"""What is going on, the outermost first."""
+
+
+@contextmanager
+def activity(name: str, total: int = 0, done: int = 0) -> Iterator[Callable[..., None]]:
+    """An activity inside. Call what it yields with the number of parts done, a note to show beside it, and the seconds
+    left, which follow from the pace if they are not given.
+
+    >>> with activity("counting", 3) as report:
+    ...     for number in range(3):
+    ...         report(number + 1)
+    """
+    one = Activity(name, total, time.monotonic(), done, done)
+
+    def report(completed: int, note: str = "", left_s: float | None = None) -> None:
+        if completed == done:  # what came before the first part does not tell how long a part takes
+            one.started = time.monotonic()
+        one.done, one.note = completed, note
+        one.end = None if left_s is None else time.monotonic() + left_s
+
+    ACTIVE.append(one)
+    try:
+        yield report
+    finally:
+        ACTIVE.remove(one)
 
 
 class Screen:
@@ -126,14 +169,6 @@ class Screen:
             file.writelines(map(_line, self._early))
         self._early.clear()
         self._keeping = logger.add(partial(_append, path), **IN_FILE)
-
-    def rounds(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """What each round of an expert iteration kept and reached, one row per round."""
-        if rows and not self.quiet:
-            title = "rounds: kept completions and examples, held-out pass@1, entropy in nats, seconds"
-            lines = [[str(row.get(column, "-")) for column in rows[-1]] for row in rows]
-            with self._drawing:
-                print_tables([Table(title, list(rows[-1]), lines)], "summary.json", self.console)
 
     def _shown(self, record: Any) -> bool:  # noqa: ANN401 - loguru's
         extra = record["extra"]

@@ -303,3 +303,13 @@ def lock_in_turn(path: Path, say: Callable[[str], None]) -> IO[str]:
 def same_file(one: Path, other: Path) -> bool:
     """Whether two paths lead to one file, also through links."""
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+
+
+@contextmanager
+def importing(what: str) -> Iterator[None]:
+    """Whatever a user's module raises while it is imported inside, as a `UserError` in one line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}") from error

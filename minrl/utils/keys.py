@@ -1,14 +1,10 @@
-"""Keys of servers: the variables that hold them, the hosts that get them, and texts without them.
+"""Settings that name a server and the environment variable with its key. The key itself is in no setting and no URL."""
 
-A key is in the environment and nowhere else: no setting, no URL, no record and no message has one.
-"""
-
-import os
 import re
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from minrl.types import UserError, require
+from minrl.types import require
+from minrl.utils.text import without_keys
 
 OPENAI_URL = "https://api.openai.com/v1"
 OPENAI_HOST = "api.openai.com"
@@ -18,12 +14,6 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 KEY_LIKE = re.compile(r"(?=[A-Z]*[0-9])[A-Z0-9]{16,}")
 """A part between underscores that no name has: long, with digits, such as AKIA0123456789ABCDEF."""
-
-HOLDS_KEY = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$|(^|_)(API_?KEY|ACCESS_KEY|SECRET)_")
-IN_URL = re.compile(r"(?<=://)[^\s/?#]*@")
-IN_QUERY = re.compile(r"(?i)(?<=[?&])((?:api[-_]?|access[-_]?)?(?:key|token)|sig|signature|secret|password)=[^\s&#]+")
-BY_SHAPE = re.compile(r"\b(?:sk-|gsk_|hf_|ghp_|github_pat_|glpat-|xai-|nvapi-|AIza)[\w-]{16,}")
-"""What is a key if it has a digit. To look ahead for it here would read the rest of a text again at each beginning."""
 
 
 def require_variable(flag: str, name: str) -> None:
@@ -65,50 +55,3 @@ def is_openai(url: str) -> bool:
     (True, False)
     """
     return f".{urlsplit(url).hostname or ''}".endswith(f".{OPENAI_HOST}")
-
-
-def key_for(url: str, variable: str) -> str:
-    """The key that the server may have; empty for servers other than OpenAI's, which may need none."""
-    key = os.environ.get(variable, "").strip()
-    if variable == KEY_VARIABLE and not is_openai(url):
-        return ""
-    if not key and is_openai(url):
-        raise UserError(f"{OPENAI_HOST} needs a key: put it into the environment variable {variable}")
-    require(bool(key), f"the environment variable {variable}, which is to hold the key of {url}, is empty or not set")
-    return key
-
-
-def about_key(url: str, key: str) -> str:
-    """What to know of the way to a server; empty if there is nothing."""
-    parts = urlsplit(url)
-    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        what = "texts and the key" if key else "texts"
-        return f"{url} is asked by http: {what} can be read on the way; https or a tunnel to this machine hides them"
-    if not key and os.environ.get(KEY_VARIABLE) and not is_openai(url):
-        return f"{KEY_VARIABLE} is for {OPENAI_HOST} alone and is not sent to {url}: name a variable for its own key"
-    return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent to the host stays on this machine.
-
-    >>> is_loopback("127.1.2.3"), is_loopback("::1"), is_loopback("localhost"), is_loopback("127.0.0.1.evil.org")
-    (True, True, True, False)
-    """
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def without_keys(text: str) -> str:
-    """The text without users and keys in URLs, keys of the environment, and what has the shape of one.
-
-    >>> without_keys("no answer of https://me:secret@host/v1?key=1")
-    'no answer of https://host/v1?key=***'
-    """
-    text = IN_QUERY.sub(r"\1=***", IN_URL.sub("", text))
-    for name, value in os.environ.items():
-        if len(value) >= 12 and HOLDS_KEY.search(name) and not value.startswith("/"):
-            text = text.replace(value, "***")
-    return BY_SHAPE.sub(lambda found: "***" if re.search("[0-9]", found[0]) else found[0], text)

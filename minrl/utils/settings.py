@@ -13,7 +13,7 @@ minrl.types.UserError: group_size must be at least 1, got 0
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type
 from minrl.types import UserError, require
 
 ROWS = "rows"
-"""Metadata of a setting: the dictionary whose keys are its values."""
+"""Metadata of a setting of text: the names that it may have, beside `path/to/file.py:name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +44,16 @@ class Bound:
 
     def __str__(self) -> str:
         limits = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
-        words = " and ".join(f"{name} {_short(limit)}" for name, limit in limits if math.isfinite(limit))
-        if math.isfinite(self.least) and math.isfinite(self.most):
-            words = f"from {_short(self.least)} to {_short(self.most)}"
+        texts: dict[float, str] = {2.0**63: "2^63"}
+        words = " and ".join(f"{name} {texts.get(limit, f'{limit:g}')}" for name, limit in limits if abs(limit) < inf)
+        if -inf < self.least and self.most < inf:
+            words = f"from {self.least:g} to {self.most:g}"
         return f"0 ({self.zero}), or {words}" if self.zero else words
 
     def holds(self, value: float) -> bool:
-        """Whether the value is in the interval; NaN and infinities are in none."""
+        """Whether the value is in the interval; NaN is in none."""
         inside = self.least <= value <= self.most and self.above < value < self.below
         return inside or (bool(self.zero) and value == 0)
-
-
-def _short(limit: float) -> str:
-    return "2^63" if limit == 2**63 else f"{limit:g}"
 
 
 Count = Annotated[int, Bound(least=1)]
@@ -70,17 +67,35 @@ Seed = Annotated[int, Bound(least=0, below=2**63)]
 Calls = Annotated[int, Bound(least=1, most=256)]
 
 
-@cache
-def hints_of(cls: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
-    """The types of a dataclass's fields, without their bounds, by name."""
-    hints = get_type_hints(cls)
-    return {one.name: hints[one.name] for one in fields(cls) if one.init}
+@dataclass(frozen=True)
+class Setting:
+    """A field of a config, or of a group in it. `owner` is the dataclass that declares it."""
+
+    name: str
+    hint: Any
+    bounds: tuple[Bound, ...]
+    default: Any
+    metadata: Mapping[Any, Any]
+    owner: type
+    group: str = ""
 
 
-@cache
-def _bounds(cls: Any) -> list[tuple[str, Bound]]:  # noqa: ANN401 - a dataclass
-    hints = get_type_hints(cls, include_extras=True)
-    return [(name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ())]
+def _settings_of(cls: Any) -> dict[str, Setting]:  # noqa: ANN401 - a dataclass
+    found: dict[str, Setting] = {}
+    hints, bounded = get_type_hints(cls), get_type_hints(cls, include_extras=True)
+    for one in fields(cls):
+        hint = hints[one.name]
+        if is_dataclass(hint):
+            for name, inner in settings_of(hint).items():
+                found[name] = replace(inner, group=one.name, default=getattr(one.default, name))
+        elif one.init:
+            bounds = getattr(bounded[one.name], "__metadata__", ())
+            found[one.name] = Setting(one.name, hint, bounds, one.default, one.metadata, cls)
+    return found
+
+
+settings_of: Callable[[Any], dict[str, Setting]] = cache(_settings_of)
+"""Every setting of a dataclass and of the groups in it, by name."""
 
 
 def converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
@@ -149,61 +164,70 @@ class Bounded:
     prefix = ""
     """What messages put before the name of a setting, such as `countdown.` for a task's options."""
 
+    def __new__(cls, **given: Any) -> Self:  # noqa: ANN401 - settings
+        """An object that knows what it was given."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "_arguments", frozenset(given))
+        return made
+
     def __post_init__(self) -> None:
-        for name, hint in hints_of(type(self)).items():  # type: ignore[arg-type]
-            value = converted(self.prefix + name, hint, getattr(self, name))
+        for name, one in settings_of(type(self)).items():
+            if one.group:
+                continue
+            value = converted(self.prefix + name, one.hint, getattr(self, name))
             infinite = isinstance(value, float) and not math.isfinite(value)
             require(not infinite, f"{self.prefix}{name} must be finite, got {value}")
+            for bound in one.bounds:
+                require(bound.holds(value), f"{self.prefix}{name} must be {bound}, got {value}")
             object.__setattr__(self, name, value)
-        for name, bound in _bounds(type(self)):  # type: ignore[arg-type]
-            value = getattr(self, name)
-            require(bound.holds(value), f"{self.prefix}{name} must be {bound}, got {value}")
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the settings that were given; those that are not at their defaults, if all were, as
+        `dataclasses.replace` does.
+        """
+        own = {name: one.default for name, one in settings_of(type(self)).items() if not one.group}
+        if vars(self)["_arguments"] >= {one.name for one in fields(self)}:  # type: ignore[arg-type]
+            return frozenset(name for name, default in own.items() if getattr(self, name) != default)
+        return vars(self)["_arguments"].intersection(own)
 
 
 class Grouped(Bounded):
     """A config that has groups of settings. It takes groups, single settings of theirs, or both."""
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - settings and groups
-        left, replaced = dict(given), given.keys() == hints_of(type(self)).keys()  # type: ignore[arg-type]
+        left, hints = dict(given), get_type_hints(type(self))
+        groups = {one.group for one in settings_of(type(self)).values()}
+        replaced = given.keys() == {one.name for one in fields(self)}  # type: ignore[arg-type]
         for one in fields(self):  # type: ignore[arg-type]
-            kind = hints_of(type(self))[one.name]  # type: ignore[arg-type]
+            kind: Any = hints[one.name]
             value: Any = one.default
-            if not is_dataclass(kind):
+            if one.name not in groups:
                 value = left.pop(one.name, value)
                 require(value is not MISSING, f"{one.name} has no default: give {flag_of(one.name)}")
             else:
-                whole = isinstance(left.get(one.name), kind)  # type: ignore[arg-type]
+                whole = isinstance(left.get(one.name), kind)
                 require(whole or not replaced, f"dataclasses.replace takes {one.name} as a group: see with_settings")
                 value = left.pop(one.name) if whole else value
-                own = {inner.name: left.pop(inner.name) for inner in fields(kind) if inner.name in left}
-                value = replace(value, **own) if own else value
+                own = {name: left.pop(name) for name in settings_of(kind) if name in left}
+                value = kind(**{**{name: getattr(value, name) for name in value.given}, **own}) if own else value
             object.__setattr__(self, one.name, value)
         for name in left:
-            raise UserError(f"unknown setting {name!r}{meant(name, self.settings)}")
+            raise UserError(f"unknown setting {name!r}{meant(name, settings_of(type(self)))}")
         self.__post_init__()
-        groups = [group for group in vars(self).values() if is_dataclass(group)]
-        changed = {n for group in groups for n, value in vars(group).items() if value != getattr(type(group), n, None)}
-        names = {name for name, value in given.items() if not is_dataclass(value)}  # a group may have a setting's name
-        if replaced:  # dataclasses.replace gives every field, also those that nobody gave
-            names -= {one.name for one in fields(self) if getattr(self, one.name) == one.default}  # type: ignore[arg-type]
-        object.__setattr__(self, "_given", frozenset((names | changed) & self.settings.keys()))
 
     @property
     def given(self) -> frozenset[str]:
-        """The names of the settings that were given; of a whole group, those that are not at their defaults."""
-        return vars(self)["_given"]
+        """The names of the settings that were given, alone or in groups."""
+        return super().given.union(*(group.given for group in vars(self).values() if isinstance(group, Bounded)))
 
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting by its name, without groups."""
-        values: dict[str, Any] = {}
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            values.update(vars(value) if is_dataclass(value) else {one.name: value})
-        return values
+        found = settings_of(type(self)).values()
+        return {one.name: getattr(getattr(self, one.group) if one.group else self, one.name) for one in found}
 
     def with_settings(self, **changed: Any) -> Self:  # noqa: ANN401 - settings
         """A copy with other values of single settings."""
-        copy = type(self)(**{**self.settings, **changed})
-        object.__setattr__(copy, "_given", self.given | changed.keys())
-        return copy
+        before = self.settings
+        return type(self)(**{**{name: before[name] for name in self.given}, **changed})

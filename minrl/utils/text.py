@@ -4,6 +4,7 @@ import hashlib
 import html
 import json
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,12 @@ MARK = re.compile(
     r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"  # a joiner beside ASCII joins nothing
 )
 """Where the special tokens of tokenizers are broken, by their shapes."""
+
+HOLDS_KEY = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$|(^|_)(API_?KEY|ACCESS_KEY|SECRET)_")
+IN_URL = re.compile(r"(?<=://)[^\s/?#]*@")
+IN_QUERY = re.compile(r"(?i)(?<=[?&])((?:api[-_]?|access[-_]?)?(?:key|token)|sig|signature|secret|password)=[^\s&#]+")
+BY_SHAPE = re.compile(r"\b(?:sk-|gsk_|hf_|ghp_|github_pat_|glpat-|xai-|nvapi-|AIza)[\w-]{16,}")
+"""What is a key if it has a digit. To look ahead for it here would read the rest of a text again at each beginning."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -88,6 +95,19 @@ def unmarked(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return ascii(text)[1:-1]
+
+
+def without_keys(text: str) -> str:
+    """The text without users and keys in URLs, keys of the environment, and what has the shape of one.
+
+    >>> without_keys("no answer of https://me:secret@host/v1?key=1")
+    'no answer of https://host/v1?key=***'
+    """
+    text = IN_QUERY.sub(r"\1=***", IN_URL.sub("", text))
+    for name, value in os.environ.items():
+        if len(value) >= 12 and HOLDS_KEY.search(name) and not value.startswith("/"):
+            text = text.replace(value, "***")
+    return BY_SHAPE.sub(lambda found: "***" if re.search("[0-9]", found[0]) else found[0], text)
 
 
 def json_text(value: Any, **options: Any) -> str:  # noqa: ANN401 - any JSON value, and what json.dumps takes

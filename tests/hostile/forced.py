@@ -17,7 +17,8 @@ from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Ended, Sampling, ended_as
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models.loading import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER, small_qwen3
+from minrl.models.chat import CHAT_TEMPLATE
+from minrl.models.loading import ASSISTANT, END, PAD, USER, small_qwen3
 from minrl.models.processes import Processes
 from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy, as_policy

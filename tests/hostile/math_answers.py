@@ -16,11 +16,18 @@ IDLE = [
     (COMPUTE, r"x = \binom{13}{6}"),
     (SIMPLIFY, r"1\cdot\sqrt{98}"),
     (SIMPLIFY, r"98^{1/2}"),
-    (SIMPLIFY, r"\sqrt{2\cdot 49}"),
     (SIMPLIFY, r"e^{\ln\sqrt{98}}"),
     (EXPAND, "(4-x)^2"),
     (EXPAND, "(x-4)(x-4)"),
     (EXPAND, "(x-4)^2+0"),
+]
+HEDGED = [
+    *(
+        (COMPUTE, answer)
+        for answer in ("1716 or 1717", "1717, 1716", r"\text{either }1715\text{ or }1716", "1715 = 1716")
+    ),
+    *((SIMPLIFY, answer) for answer in (r"7\sqrt{2}, 7\sqrt{3}", r"\{7\sqrt{2}, 0\}", r"7\sqrt{2}\text{ or not}")),
+    *((EXPAND, answer) for answer in ("x^2-8x+16, x^2+16", r"x^2-8x+16 \text{ or } x^2-8x-16")),
 ]
 COSTLY = [
     r"9^{9^{9^9}}",
@@ -33,6 +40,7 @@ HONEST = [(COMPUTE, "1,716"), (SIMPLIFY, r"7\cdot\sqrt2"), (EXPAND, "16-8x+x^2")
 
 CASES = [
     *(Case("undone", answer, "math", row, rf"\boxed{{{answer}}}", most=FORM) for row, answer in IDLE),
+    *(Case("hedging", answer, "math", row, rf"\boxed{{{answer}}}", most=FORM) for row, answer in HEDGED),
     *(Case("cost", answer[:20], "math", SIMPLIFY, rf"\boxed{{{answer}}}", most=FORM) for answer in COSTLY),
     *(Case("honest", answer, "math", row, rf"\boxed{{{answer}}}", least=1.0) for row, answer in HONEST),
 ]

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from minrl.models.thoughts import after_thoughts
-from minrl.tasks.boxed import boxed, boxes_together
+from minrl.tasks.answers import boxed, boxes_together
 from minrl.tasks.code import completed, extract_program
 from minrl.tasks.code.game import CodeGameOptions, parse_guess, refusal
 from minrl.tasks.code.game import extract_program as game_program

@@ -65,7 +65,7 @@ def test_pickled_adapters_are_refused_in_one_line(model, policy):
     touched = model / "touched"
     (model / "adapter_model.bin").write_bytes(pickle.dumps(Written(touched)))
     with pytest.raises(UserError, match=r"adapter_model\.bin is a pickle"):
-        fold_in(policy.model, model, "base")
+        fold_in(policy.model, policy.tokenizer, model, "base")
     assert not touched.exists()
 
 

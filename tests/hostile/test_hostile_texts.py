@@ -14,11 +14,10 @@ from rich.console import Console
 from tokenizers import AddedToken
 
 from minrl.config import JudgeConfig
-from minrl.evaluate.report import table as summary_table
+from minrl.evaluate.report import markdown_table as summary_table
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import word_tokenizer
-from minrl.report.page import _code as page_cell
-from minrl.report.svg import Bar, bars
+from minrl.report.charts import Chart, _label, svg
 from minrl.report.tables import table as report_table
 from minrl.rewards.episode import Play
 from minrl.rewards.judge import Judge
@@ -180,8 +179,8 @@ def test_every_sink_shows_letters_alone(name, tmp_path, capsys):
     console = Console(file=io.StringIO(), width=300)
     print_tables([Table(text, ["model", text], [[text, text]], [text])], "elsewhere", console)
     told, log = capsys.readouterr().err, (tmp_path / "log.txt").read_text(encoding="utf-8")
-    drawn = bars(text, [Bar(text, [(0.5, 0)], text)], 1.0)
-    for shown in (told, log, console.file.getvalue(), html_text(text), drawn, page_cell(text)):
+    drawn = svg([Chart(text, lambda axes: _label(axes, 0, text))], legend=[text])
+    for shown in (told, log, console.file.getvalue(), html_text(text), drawn):
         assert shown == printable(shown)
     begins = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (INFO|WARNING|ERROR) |    |$")
     assert all(begins.match(line) for line in log.split("\n"))  # no line looks like one of the program's
@@ -269,4 +268,4 @@ def test_every_file_that_shows_text_uses_the_one_function():
         if re.search(r"\\x1b|\\x9f|u202e|isprintable|html\.escape|from html", path.read_text(encoding="utf-8"))
     ]
     # The audit writes such characters, and the game refuses them: neither shows any.
-    assert sorted(filters) == ["tasks/code/game.py", "tools/audit/attacks.py", "utils/text.py"]
+    assert sorted(filters) == ["tasks/code/game.py", "tools/attacks.py", "utils/text.py"]

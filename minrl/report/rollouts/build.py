@@ -7,7 +7,6 @@ again reuses its packed steps, so that an update during a run packs the new ones
 import base64
 import gzip
 import hashlib
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -31,9 +30,6 @@ FORMAT = 2
 TEMPLATES = Path(__file__).parent / "page"
 SCRIPTS = ("data.js", "scale.js", "text.js", "conversation.js", "groups.js", "compare.js", "detail.js",
            "steps.js", "keys.js", "main.js")  # fmt: skip
-LIVE = "live.js"
-"""The script that a served page has besides: it asks for what is new."""
-
 DAMAGED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 """What a file of rollouts raises whose values are missing or of another kind. It costs its step, not the page."""
 
@@ -70,11 +66,6 @@ def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits(
     kept = [packed_step(step, files[step], packed.get(step), limits) for step in steps]
     write_text(output, _page({**run, "steps_written": len(files), "steps_shown": len(kept)}, kept))
     return output
-
-
-def live_page(run: Mapping[str, Any]) -> str:
-    """The page without steps, which it asks of the server that it came from."""
-    return _page(run, [], live=True)
 
 
 def refresh_page(folder: Path) -> None:
@@ -132,11 +123,6 @@ def _pack(values: Mapping[str, Any]) -> str:
     return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=4, mtime=0)).decode("ascii")
 
 
-def unpacked(packed: str) -> Any:  # noqa: ANN401 - what `_pack` was given
-    """What was packed."""
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
-
-
 def run_facts(folder: Path) -> dict[str, Any]:
     """The page's facts about the run."""
     run = RunFolder(folder).checked()
@@ -145,10 +131,9 @@ def run_facts(folder: Path) -> dict[str, Any]:
     return {**about, **{name: run.config.get(name) for name in names}}
 
 
-def _page(run: Mapping[str, Any], steps: Sequence[PackedStep], live: bool = False) -> str:
+def _page(run: Mapping[str, Any], steps: Sequence[PackedStep]) -> str:
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    scripts = [*SCRIPTS[:-1], *([LIVE] if live else []), SCRIPTS[-1]]  # the last one begins
-    parts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in scripts]
+    parts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
     data = "\n".join(
         f'<script type="text/plain" class="step" data-step="{one.step}" data-source="{one.source}" '
@@ -156,8 +141,7 @@ def _page(run: Mapping[str, Any], steps: Sequence[PackedStep], live: bool = Fals
         for one in steps
     )
     values = {
-        "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}"
-        + ("; connect-src 'self'" if live else ""),
+        "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}",
         "title": html_text(f"{run['name']}: rollouts"),
         "style": style,
         "run": _pack(run),

@@ -3,22 +3,16 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from minrl.config import EngineConfig, ModelConfig
+from minrl.config import ModelConfig
 from minrl.evaluate.config import API
-from minrl.tools.serve.asking import TEMPERATURE
+from minrl.tools.serve.api import TEMPERATURE
 from minrl.types import require
 from minrl.utils.settings import Bound, Count, Grouped
-
-PORT = 8000
-"""Where the endpoint is unless the user says otherwise."""
-
-TALKING = ("system", "temperature", "seed")
-"""Settings of --chat, which each request brings along."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class ServeConfig(Grouped):
-    """Serve a policy as an OpenAI-compatible endpoint on this machine, or talk to it in the terminal.
+    """Serve a model through an OpenAI-compatible endpoint on this machine, or chat with it in the terminal.
 
     python -m minrl serve countdown-grpo-seed0
     python -m minrl serve countdown-grpo-seed0 --port 8001
@@ -35,34 +29,31 @@ class ServeConfig(Grouped):
     runs_dir: str = "runs"
     """Where runs are that are named without a folder."""
     chat: bool = False
-    """Talk to it here, in the terminal, in place of serving it."""
-    port: Annotated[int, Bound(least=1, most=65535, zero="any free one")] = PORT
+    """Chat here in the terminal in place of serving."""
+    port: Annotated[int, Bound(least=1, most=65535, zero="any free one")] = 8000
     """Port of 127.0.0.1. 0: any free one."""
     max_tokens: Count = 1024
-    """Longest answer in tokens where a request sets none. A run: its own."""
+    """Longest completion in tokens where a request sets none. A run: its own."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end each answer, in addition to the model's own end tokens and a request's `stop`. A run: its own."""
+    """Texts that end each completion, in addition to the model's end tokens and a request's `stop`. A run: its own."""
     system: str = ""
     """System message of --chat. Empty: none."""
     temperature: Annotated[float, TEMPERATURE] = 1.0
     """Temperature of --chat."""
-    seed: Annotated[int, Bound(least=1, below=2**63, zero="by chance")] = 0
-    """Seed of the first answer of --chat, counted up with each answer. 0: by chance."""
+    seed: Annotated[int, Bound(least=1, below=2**63, zero="random")] = 0
+    """Seed of the first answer of --chat, counted up with each answer. 0: random."""
     quiet: bool = False
     """No progress bar while the model is loaded, and only warnings on the screen."""
     model: ModelConfig = ModelConfig()
-    engine: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(not self.model.model_id, "minrl serve takes the model as its first word, not as --model-id")
         require(bool(self.checkpoint), "name what is served: a run, a checkpoint, a local or hub model")
-        require(
-            not self.checkpoint.startswith(API),
-            f"{self.checkpoint} is served already: name a run, a checkpoint, a local or hub model",
-        )
-        require(not self.chat or self.port == PORT, "--chat listens on no port: leave --port or --chat out")
-        for name in TALKING if not self.chat else ():
-            default = type(self).__dataclass_fields__[name].default
-            given = getattr(self, name) != default
-            require(not given, f"--{name} is of --chat, and each request brings its own: add --chat or leave it out")
+        remote = self.checkpoint.startswith(API)
+        require(not remote, f"{self.checkpoint} is served already: name a run, a checkpoint, a local or hub model")
+        usual = {name: one.default for name, one in type(self).__dataclass_fields__.items()}
+        for name in ("port",) if self.chat else ("system", "temperature", "seed"):
+            given = getattr(self, name) != usual[name]
+            fix = "leave it or --chat out" if self.chat else "add --chat; each request brings its own"
+            require(not given, f"--{name} is not for {'--chat' if self.chat else 'serving'}: {fix}")

@@ -1,30 +1,50 @@
 """Repeat a step of a run and compare, or begin a new run there with another setting.
 
 A copy resumes from the last checkpoint before the step, and the hashes of ids, rewards, advantages, weights and moments
-are compared. Exit status 1 says that something differs.
+are compared.
 """
 
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
-from minrl.config import TrainerConfig
-from minrl.run.checkpoint import BEST, step_of
-from minrl.run.folder import AT_BEST, RunFolder, resolve_model
-from minrl.run.provenance import changes, provenance
-from minrl.run.run import TRAIN
-from minrl.tools.verify import fork, replay
+from minrl.config import TrainerConfig, with_absolute_paths
+from minrl.evaluate import run as evaluation
+from minrl.evaluate.config import EvaluateConfig
+from minrl.report.rollouts.chunk import Line, read_lines
+from minrl.run.checkpoint import BEST, HASHES, by_step, damage, hash_files, last_saved, read_state, step_name, step_of
+from minrl.run.defaults import differing, full_name
+from minrl.run.folder import (
+    AT_BEST,
+    CONFIG,
+    EVAL_BEFORE,
+    FINGERPRINTS,
+    METRICS,
+    OWNER,
+    ROLLOUTS,
+    RunFolder,
+    resolve_model,
+)
+from minrl.run.records import changes, provenance, with_resume
+from minrl.run.run import TRAIN, Run, claim, open_run
+from minrl.run.setup import OPPONENT, TEACHER, assemble
 from minrl.tools.verify.config import VerifyConfig
-from minrl.types import require
-from minrl.utils.cli import Command, parse
-from minrl.utils.files import write_text
-from minrl.utils.text import json_text
+from minrl.tracking.diagnostics import UpdateDiagnostics
+from minrl.tracking.session import Session
+from minrl.tracking.writers import PARTS
+from minrl.train import loop
+from minrl.types import UserError, require
+from minrl.utils.cli import Command, from_dict, parse, to_dict
+from minrl.utils.files import write_json, writing
 
 DIFFERS = 1
-"""Exit status where something that was recorded differs, or nothing could be compared."""
-
-SAID = {True: "the same", False: "DIFFERS", None: "not recorded"}
+"""Exit status if something that was recorded differs, or nothing could be compared."""
 
 
 def main(command: Command[VerifyConfig]) -> int:
@@ -34,35 +54,204 @@ def main(command: Command[VerifyConfig]) -> int:
         return _fork(config.fork, command.arguments)
     require(bool(config.run), "name the run first: minrl verify RUN --step 120")
     run = RunFolder.open(config.run, config.runs_dir)
-    checkpoints = run.checkpoints
     require(run.program == TRAIN.command, f"{run.path} is no run of minrl train")
     step = config.step or max(run.fingerprints, default=0)
-    replay.require_recorded(run, step)
-    checkpoint = replay.checkpoint_before(checkpoints, step)
-    steps = range(step_of(checkpoint) + 1, step + 1)
+    checkpoint = _checkpoint_before(run, step)
     other = changes(run.record, provenance(map(Path, run.record.get("files", {}))))
     sys.stderr.writelines(f"not as in the run: {change}\n" for change in other)
-    sys.stderr.write(f"repeating steps {steps[0]} to {step} from {checkpoint}\n")
+    sys.stderr.write(f"repeating steps {step_of(checkpoint) + 1} to {step} from {checkpoint}\n")
     with tempfile.TemporaryDirectory(prefix="minrl-verify-", dir=config.scratch or None) as place:
-        copy, kept = replay.repeat(run, checkpoint, step, Path(place))
-        verdicts = list(replay.compare(run, checkpoints, copy, kept, steps))
+        copy, kept = _repeat(run, checkpoint, step, Path(place))
+        verdicts = list(_compare(run, copy, kept, range(step_of(checkpoint) + 1, step + 1)))
+    texts = {True: "the same", False: "DIFFERS", None: "not recorded"}
     for one in verdicts:
-        sys.stdout.write(f"step {one.step}: {', '.join(f'{part} {SAID[same]}' for part, same in one.same.items())}\n")
-        sys.stdout.writelines(f"  {said}\n" for said in (one.first, one.damaged) if said)
-    compared = any(same is not None for one in verdicts for same in one.same.values())
+        sys.stdout.write(f"step {one.step}: {', '.join(f'{part} {texts[same]}' for part, same in one.same.items())}\n")
+        sys.stdout.writelines(f"  {text}\n" for text in one.found)
     if config.output:
-        lines = [vars(one) for one in verdicts]
-        write_text(
-            Path(config.output), json_text({"run": str(run.path), "other": other, "steps": lines}, indent=1) + "\n"
+        write_json(
+            Path(config.output), {"run": str(run.path), "other": other, "steps": [asdict(one) for one in verdicts]}
         )
-    return 0 if compared and not any(one.differs for one in verdicts) else DIFFERS
+    same = [one for verdict in verdicts for one in verdict.same.values()]
+    found = any(verdict.found for verdict in verdicts)
+    return DIFFERS if False in same or found or True not in same else 0
+
+
+# Repeat a step
+
+
+class UntilStep(Session):
+    """The session of a run that ends after a step. Nothing is evaluated: no later step depends on it."""
+
+    until = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is to stop after this step."""
+        return super().interrupted or self.state.step >= self.until
+
+    @property
+    def ended(self) -> bool:
+        """No score ends the run: its steps were made."""
+        return self.interrupted
+
+    def evaluate(self) -> None:
+        """Leave the held-out score out."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a step has recorded, compared with the same step repeated (None: not recorded), and what else is wrong."""
+
+    step: int
+    same: Mapping[str, bool | None]
+    found: Sequence[str]
+
+
+def _checkpoint_before(run: RunFolder, step: int) -> Path:
+    """The last whole checkpoint before a step that was recorded."""
+    recorded, kept = sorted(run.fingerprints), by_step(run.checkpoints)
+    require(
+        step in recorded,
+        f"{run.path / FINGERPRINTS} has nothing of step {step}: it has {', '.join(map(str, recorded)) or 'none'}",
+    )
+    for path in reversed(kept):
+        if step_of(path) < step and damage(path) is None:
+            return path
+    raise UserError(
+        f"step {step} cannot be repeated: {run.checkpoints} has no whole checkpoint of a step before it (it has "
+        f"{', '.join(str(step_of(path)) for path in kept) or 'none'}); --keep-checkpoints 0 keeps those of all steps"
+    )
+
+
+def _repeat(run: RunFolder, checkpoint: Path, step: int, place: Path) -> tuple[Path, Path]:
+    """Repeat a run's steps after a checkpoint up to `step`, in a copy in `place`; the copy's folder and checkpoints."""
+    name = run.record["minrl_run"]
+    copy, kept = place / "runs" / name, place / "checkpoints" / name
+    copy.mkdir(parents=True)
+    shutil.copy2(run.path / CONFIG, copy)
+    shutil.copytree(checkpoint, kept / checkpoint.name)
+    command = parse(TrainerConfig, ["--resume", str(copy), "--checkpoints-dir", str(kept.parent), "--quiet"])
+    again = open_run(command.config, command.options, command.given)
+    with assemble(again) as parts, UntilStep(parts, time.perf_counter(), diagnostics=UpdateDiagnostics) as session:
+        # Schedules depend on the end that the run had, which a resume may have moved.
+        steps = range(parts.state.step + 1, step)
+        for session.until in [*(one for one in steps if run.steps_at(one) != run.steps_at(one + 1)), step]:
+            parts.config = replace(parts.config, steps=run.steps_at(session.until))
+            loop(session)
+    return copy, kept
+
+
+def _compare(run: RunFolder, copy: Path, kept: Path, steps: Sequence[int]) -> Iterator[Verdict]:
+    """What became of each of the steps, and of the checkpoint of the last one."""
+    for step in steps:
+        before, now = (folder.fingerprints.get(step, {}) for folder in (run, RunFolder(copy)))
+        same = {part: _same(before.get(part), now.get(part)) for part in PARTS}
+        found = [text for text in [_first_difference(run.path, copy, step)] if text]
+        if step == steps[-1]:
+            saved, files = run.checkpoints / step_name(step), before.get("files", {})
+            problem = damage(saved) if saved.exists() else None
+            found += [f"{saved}: {problem}"] if problem else []
+            own = hash_files(saved) if saved.exists() and not problem else {}
+            repeated = read_state(kept / step_name(step))[HASHES]
+            same |= {name: _same((files or own).get(name), digest) for name, digest in repeated.items()}
+            same |= {f"{saved.name}/{name}": own[name] == files[name] for name in own.keys() & files.keys()}
+        yield Verdict(step, same, found)
+
+
+def _same(before: str | None, now: str | None) -> bool | None:
+    return None if before is None else before == now
+
+
+def _first_difference(run: Path, copy: Path, step: int) -> str:
+    """Where a step's written rollouts differ first; empty if they do not, or if they were not written."""
+    first, second = (folder / ROLLOUTS / f"{step_name(step)}.jsonl.gz" for folder in (run, copy))
+    pairs: Iterable[tuple[Line, Line]] = ()
+    if first.exists() and second.exists():
+        pairs = zip_longest(read_lines(first), read_lines(second), fillvalue={})
+    for number, (was, now) in enumerate(pairs, 1):
+        for name in ("ids", "loss_mask", "reward", "advantage"):
+            before, after, where = was.get(name), now.get(name), ""
+            if before == after:
+                continue
+            if isinstance(before, list) and isinstance(after, list):
+                token = next(token for token, pair in enumerate(zip_longest(before, after)) if len({*pair}) > 1)
+                before, after, where = before[token : token + 3], after[token : token + 3], f" from token {token}"
+            return f"rollout {number} ({was.get('purpose')}) differs in {name}{where}: {before}, now {after}"
+    return ""
+
+
+# Fork
 
 
 def _fork(place: str, flags: Sequence[str]) -> int:
+    """Train a fork to its end, and evaluate it and the run on the same examples."""
     name, at, step = place.rpartition("@")
     known = bool(at) and (step.isdigit() or step == BEST)
     require(known, "--fork needs RUN@STEP or RUN@best, such as countdown-grpo-seed0@120")
     run = RunFolder.open(name, parse(TrainerConfig, flags).config.logging.runs_dir)
-    if step == BEST:
-        step = str(step_of(Path(resolve_model(f"{run.path}{AT_BEST}"))))
-    return fork.fork(run, int(step), flags)
+    number = step_of(Path(resolve_model(f"{run.path}{AT_BEST}"))) if step == BEST else int(step)
+    with (
+        assemble(forked(run, number, flags)) as parts,
+        Session(parts, time.perf_counter(), diagnostics=UpdateDiagnostics) as session,
+    ):
+        loop(session)
+        status = session.finish()
+    saved = last_saved(parts.run.checkpoints)
+    assert saved is not None, "a fork begins with a checkpoint"
+    same = run.checkpoints / step_name(step_of(saved))
+    models = [str(same if damage(same) is None else last_saved(run.checkpoints)), str(saved)]
+    output = parts.run.folder.parent / saved.parent.name / "against"
+    words = ["--models", *models, "--task", parts.config.rollout.task, "--output", str(output)]
+    return status or evaluation.main(parse(EvaluateConfig, words))
+
+
+def forked(run: RunFolder, step: int, flags: Sequence[str]) -> Run:
+    """A copy of the run as it was after a step, under a name of its own, that resumes with what the flags change."""
+    kept = run.checkpoints
+    checkpoint, problem = kept / step_name(step), damage(kept / step_name(step))
+    known = ", ".join(path.name for path in by_step(kept)) or "no checkpoint"
+    require(problem is None, f"{checkpoint}: {problem}; the run has {known}")
+    places = ["--runs-dir", str(run.path.parent), "--checkpoints-dir", str(kept.parent)]
+    command = parse(TrainerConfig, ["--config", str(run.path / CONFIG), *places, *flags])
+    require(not command.config.resume, "--resume leaves a run as it is, and a fork changes it: leave it out")
+    settings = with_absolute_paths(command.config)
+    options = {key: with_absolute_paths(own) for key, own in command.options.items()}
+    before, own = from_dict(run.config, TrainerConfig)
+    fixed = {
+        "model": before.model.model_id == settings.model.model_id,
+        "adapters": before.lora == settings.lora,
+        "optimizer": before.optimizer.optimizer == settings.optimizer.optimizer,
+        "task": (before.rollout.task, own) == (settings.rollout.task, options),
+        "seed": before.seed == settings.seed,
+    }
+    changed = " and ".join(f"the {name}" for name, same in fixed.items() if not same)
+    require(not changed, f"a fork has {changed} of its run: begin a new run from the checkpoint with --model-id")
+    other = {
+        TEACHER: before.algorithm.teacher_id != settings.algorithm.teacher_id,
+        OPPONENT: before.rollout.opponent != settings.rollout.opponent,
+    }
+    had, resumed = run.steps_at(step + 1), run.record.get("resumed", [])
+    name = full_name(settings, options, TRAIN.extends)
+    folders = Path(settings.logging.runs_dir) / name, Path(settings.logging.checkpoints_dir) / name
+    with ExitStack() as held:
+        new = claim(Run(name, settings, options, *folders), held)
+        with writing(new.folder):
+            # The records of the steps; resuming cuts them after this step.
+            for pattern in (METRICS, FINGERPRINTS, EVAL_BEFORE, ROLLOUTS, "events.out.tfevents.*"):
+                for path in run.path.glob(pattern):
+                    (shutil.copytree if path.is_dir() else shutil.copy2)(path, new.folder / path.name)
+            shutil.copytree(checkpoint, new.checkpoints / checkpoint.name)
+        identity = {"minrl_run": new.name, "id": new.identity}
+        write_json(new.checkpoints / OWNER, {**identity, "folder": str(new.folder)})
+        record = {
+            **run.record,
+            **identity,
+            "not_default": differing(settings, options),
+            "config": to_dict(settings, options),
+            "models": {role: model for role, model in run.record.get("models", {}).items() if not other.get(role)},
+            "forked_from": {"run": str(run.path.absolute()), "step": step},
+            "resumed": with_resume(resumed, {}, step, had) if had != settings.steps else resumed,
+        }
+        write_json(new.folder / CONFIG, record)
+    command = parse(TrainerConfig, ["--resume", str(new.folder)])
+    return open_run(command.config, command.options, command.given)

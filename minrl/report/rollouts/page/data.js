@@ -4,8 +4,6 @@ const state = { step: null, colour: "logprob", view: "groups", sort: "mixed", sh
 
 const steps = new Map(); // step -> { step, about, load, rollouts: null until loaded }
 
-const follow = { start: null, go: null }; // what a served page does besides (live.js)
-
 async function unpack(packed) {
   const letters = atob(packed);
   const bytes = new Uint8Array(letters.length);

@@ -160,7 +160,6 @@ async function start() {
   if (THEMES.includes(theme)) document.documentElement.dataset.theme = theme;
   const run = await readPage();
   showRun(run);
-  await follow.start?.(run);
   if (!steps.size) return nothingYet(run);
   document.getElementById("bar").hidden = false;
   recallState();
@@ -172,7 +171,6 @@ async function start() {
   document.body.dataset.ready = "first";
   performance.mark("opened");
   await loadTheRest();
-  await follow.go?.();
 }
 
 // Whatever goes wrong is said on the page: a blank one would leave the reader guessing.

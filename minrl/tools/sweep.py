@@ -1,0 +1,248 @@
+"""Train over a grid of settings, a list of seeds or both, and report on all runs side by side.
+
+All runs are checked before the first one starts. The same command again leaves out what is complete and resumes what is
+not.
+"""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
+from typing import Any
+
+import yaml
+
+from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
+from minrl.report.report import write_report
+from minrl.report.runs import REPORTS, read_ends, read_run
+from minrl.run.defaults import part, with_defaults
+from minrl.run.folder import RunFolder
+from minrl.types import UserError, require
+from minrl.utils.cli import Command, parse, read_config_file, to_dict, unknown
+from minrl.utils.processor import own_cores
+from minrl.utils.settings import Bounded, Count
+from minrl.utils.signals import answered, die_with_parent, exit_status
+
+TRAINER = (sys.executable, "-m", "minrl", "train")
+OWN = ("run_name", "resume", "preflight_only", "config")
+"""Settings that a sweep gives its runs, or that would keep them from running."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(Bounded):
+    """Train over a grid of settings, a list of seeds or both, and report on all runs. The file holds the `task` and the
+    `flags` that all runs share, a `grid` with lists of values for some settings, and `seeds`.
+
+    python -m minrl sweep docs/algorithms.yaml
+    python -m minrl sweep docs/algorithms.yaml --at-once 2
+    python -m minrl sweep docs/algorithms.yaml --dry-run
+    """
+
+    first = "file"
+
+    file: str = ""
+    """The file of the sweep. The flag itself may be left out in front."""
+    at_once: Count = 1
+    """Runs at the same time, each on a GPU of its own, or without GPUs on an equal share of the cores."""
+    dry_run: bool = False
+    """Show every run with its state and its settings, and train nothing."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the sweep: what its --config file holds, and the settings that follow from it."""
+
+    name: str
+    given: Mapping[str, Any]
+    settings: TrainerConfig
+    options: TaskOptions
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is, or will be."""
+        return Path(self.settings.logging.runs_dir) / self.name
+
+    @property
+    def state(self) -> str:
+        """`complete`, `begun` or `new`. A run that ended with other settings has begun: train resumes it to another
+        end, and refuses what cannot change.
+        """
+        run = RunFolder(self.folder)
+        if not run.exists:
+            return "new"
+        options = {task: with_absolute_paths(own) for task, own in self.options.items()}
+        given = to_dict(with_absolute_paths(self.settings), options)
+        usual = {**to_dict(with_absolute_paths(TrainerConfig()), {}), "tasks": given["tasks"]}  # of newer settings
+        free = ("resume", "runs_dir", "checkpoints_dir", "quiet")
+        same = all(run.config.get(name, usual[name]) == value for name, value in given.items() if name not in free)
+        return "complete" if same and run.summary else "begun"
+
+
+def read_plan(path: Path) -> list[Planned]:
+    """The runs of a file, seed by seed. Raises `UserError` in one line on what no run could be made of."""
+    content = read_config_file(path)
+    try:
+        for key in content.keys() - {"task", "flags", "grid", "seeds"}:
+            raise unknown(f"key {key!r} of a sweep", str(key), ("task", "flags", "grid", "seeds"))
+        flags, grid, seeds = (content.get(key) or {} for key in ("flags", "grid", "seeds"))
+        require(isinstance(flags, dict), f"flags must hold settings by name, such as {{steps: 30}}, got {flags!r:.80}")
+        lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
+        require(lists, f"grid must hold a list for each setting, such as {{kl_coef: [0, 0.1]}}, got {grid!r:.80}")
+        require(not seeds or isinstance(seeds, list), f"seeds must be a list, such as [0, 1, 2], got {seeds!r:.80}")
+        require(bool(grid or seeds), "it has no grid and no seeds, so it would be one run, for which train is there")
+        common = {**({"task": content["task"]} if "task" in content else {}), **flags}
+        varied = {**({"seed": seeds} if seeds else {}), **grid}
+        given = [*common, *varied, *(["task"] if {"task"} <= content.keys() & flags.keys() else [])]
+        for name, count in Counter(str(one).replace("-", "_") for one in given).items():
+            require(count == 1, f"{name} is set in two places: leave one of them out")
+            require(name not in OWN, f"{name} is the sweep's own: leave it out")
+        require("runs_dir" not in grid, "runs_dir is of all runs: set it under flags")
+        cells = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+        planned = [_planned(sweep_name(path), {**common, **own}, list(own)) for own in cells]
+        for name, count in Counter(run.name for run in planned).items():
+            require(count == 1, f"two runs would be {name}: leave out a value that is listed more than once")
+        return planned
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def sweep_name(path: Path) -> str:
+    """The name of a sweep, with which those of its runs begin."""
+    return re.sub(r"[^\w.+-]+", "-", path.stem, flags=re.ASCII).strip("-.")
+
+
+def _planned(sweep: str, given: Mapping[str, Any], varied: Sequence[str]) -> Planned:
+    """The run with these settings, named by those that vary: an edited grid makes new runs for what it adds."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(yaml.safe_dump(dict(given)))
+        file.flush()
+        command = with_defaults(parse(TrainerConfig, ["--config", file.name]))
+    values = to_dict(command.config, command.options)
+    values |= {f"{task}.{name}": value for task, own in values.pop("tasks").items() for name, value in own.items()}
+    parts = [part(name, values[name]) for name in (one.replace("-", "_") for one in varied) if name != "seed"]
+    name = "-".join([sweep, *parts, f"seed{command.config.seed}"])
+    return Planned(name, given, command.config.with_settings(run_name=name), command.options)
+
+
+def main(command: Command[SweepConfig]) -> int:
+    """Train what is missing, write the report, name what failed."""
+    config, path = command.config, Path(command.config.file)
+    require(bool(config.file), "name the file of the sweep first: minrl sweep FILE.yaml")
+    planned = read_plan(path)
+    if config.dry_run:
+        sys.stdout.writelines(f"{run.state}: {run.name} {json.dumps(run.given)}\n" for run in planned)
+        return 0
+    places = places_for(config.at_once, on_cpu=all(run.settings.model.device == "cpu" for run in planned))
+    folder = planned[0].folder.parent / REPORTS / sweep_name(path)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    todo = [run for run in planned if run.state != "complete"]
+    _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
+    failed, stopped_by = train_all(todo, places, folder / "logs")
+    if stopped_by:
+        _say("stopped: the same command resumes")
+        return exit_status(stopped_by)
+    measured = [run.folder for run in planned if run.state != "new" and read_ends(run.folder).lines]
+    if measured:
+        write_report([read_run(one) for one in measured], folder, f"python -m minrl sweep {shlex.quote(str(path))}")
+    for text in failed:
+        _say(text)
+    if failed:
+        _say(f"{len(failed)} of {len(planned)} runs failed: fix the cause, and the same command tries them again")
+    return 1 if failed else 0
+
+
+def places_for(count: int, on_cpu: bool) -> list[tuple[list[int], str]]:
+    """Places for so many runs at once: an equal share of the cores each, and where there are GPUs one of them, as
+    CUDA_VISIBLE_DEVICES names it.
+    """
+    cores, gpus = own_cores(), visible_gpus() if count > 1 and not on_cpu else []
+    what = "GPU" if gpus else "core"
+    require(count <= len(gpus or cores), f"--at-once {count}: there are {len(gpus or cores)} {what}s, one for each run")
+    shares = [cores[place * len(cores) // count : (place + 1) * len(cores) // count] or cores for place in range(count)]
+    return list(zip(shares, gpus or [""] * count, strict=False))
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")[:count]
+
+
+def train_all(runs: Sequence[Planned], places: Sequence[tuple[list[int], str]], logs: Path) -> tuple[list[str], int]:
+    """Train the runs, as many at once as there are places. Returns a line on each that failed, and the signal that
+    stopped the sweep (0: none). The first signal lets every run end its step and save it, a second one stops them at
+    once. No run outlives the sweep, however that ends.
+    """
+    signals, passed_on, failed = list[int](), 0, list[str]()
+    waiting, free, going = list(runs), list(places), dict[Popen[bytes], tuple[str, tuple[list[int], str]]]()
+    with answered(lambda number, _: signals.append(number)):
+        try:
+            while going or (waiting and not signals):
+                while waiting and free and not signals:
+                    run, place = waiting.pop(0), free.pop(0)
+                    going[_start(run, *place, logs)] = run.name, place
+                    _say(f"{len(runs) - len(waiting)} of {len(runs)}: {run.name} (log {logs / run.name}.txt)")
+                if len(signals) > passed_on:
+                    passed_on = len(signals)
+                    _say(f"{signal.Signals(signals[0]).name}: the runs end their step; a second signal stops at once")
+                    for process in going:
+                        process.send_signal(signals[0])
+                time.sleep(0.1)
+                for process in [one for one in going if one.poll() is not None]:
+                    name, place = going.pop(process)
+                    free.append(place)
+                    if process.returncode == 0:
+                        _say(f"{name} is complete")
+                    elif not signals:
+                        log, code = logs / f"{name}.txt", process.returncode
+                        last = (log.read_text(errors="replace").strip() or "no output").rpartition("\n")[2]
+                        how = (
+                            f"failed with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+                        )
+                        failed.append(f"{name} {how}: {last} (log {log})")
+                        _say(failed[-1])
+        finally:
+            for process in going:
+                process.kill()
+                process.wait()
+    return failed, signals[0] if signals else 0
+
+
+def _start(run: Planned, cores: Sequence[int], gpu: str, logs: Path) -> Popen[bytes]:
+    """Start train with the run's settings in a file beside its log."""
+
+    def enter() -> None:
+        die_with_parent()
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, cores)
+
+    config = logs / f"{run.name}.yaml"
+    config.write_text(yaml.safe_dump(dict(run.given)))
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    with (logs / f"{run.name}.txt").open("wb") as log:
+        return Popen(
+            [*TRAINER, "--config", str(config), "--run-name", run.name, "--resume", "auto"],
+            stdin=DEVNULL,
+            stdout=log,
+            stderr=STDOUT,  # in order, with PYTHONUNBUFFERED: the log ends with the error
+            env=environment,
+            start_new_session=True,  # a terminal's Ctrl-C reaches it once, by this process
+            preexec_fn=enter,
+        )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,422 @@
+"""A run in progress: its steps, evaluations and checkpoints, what is recorded of them, and how it ends.
+
+A step's numbers are collected and written as one line, after its evaluation and before its checkpoint; the seconds of
+writing and saving count in the next step. The first signal lets a step end; its evaluation is then left to the run that
+resumes, and so is its line.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from loguru import logger
+from torch import Tensor
+
+from minrl.algorithms import Advantages
+from minrl.evaluation import evaluations_after
+from minrl.models.scoring import LARGEST_GAP
+from minrl.report.rollouts.lines import add_moved, readable, training_lines
+from minrl.rollout import Rollouts
+from minrl.run.checkpoint import (
+    BEST,
+    HASHES,
+    best_in,
+    is_best,
+    last_saved,
+    name_best,
+    read_state,
+    save_checkpoint,
+    step_name,
+    step_of,
+    weights_sha256,
+)
+from minrl.run.folder import EVAL_BEFORE, RunFolder
+from minrl.run.records import begin, hyperparameters, next_steps, write_summary
+from minrl.run.setup import START, Parts
+from minrl.run.stopping import StepSignals, best_of, ended_by, fall, note_score, score_in, scores_of, why_ended
+from minrl.sampling import every, warn_of_failures
+from minrl.tracking.diagnostics import UpdateDiagnostics
+from minrl.tracking.metrics import distributions, over_processes, speeds, step_metrics
+from minrl.tracking.timers import TIMERS, Usage, timed
+from minrl.tracking.writers import RunFiles, TensorBoard, Wandb, hashes_of_step, read_metrics
+from minrl.types import Rollout, UserError, require
+from minrl.update import Update
+from minrl.utils.cli import near
+from minrl.utils.console import FILE_ONLY, RESULT, STEP
+from minrl.utils.files import read_json, read_record, write_json, writing
+from minrl.utils.signals import exit_status
+from minrl.utils.statistics import Evaluation
+from minrl.utils.task_names import task_key
+
+
+class Session:
+    """The context of a training loop: it opens the run's files, evaluates before the first step, and closes in order.
+
+    `evaluate` measures the held-out figures. `diagnostics` are measured in steps whose rollouts are written.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        started: float,
+        evaluate: Callable[["Session"], dict[str, Evaluation]] | None = None,
+        diagnostics: type[UpdateDiagnostics] | None = None,
+    ) -> None:
+        self.parts, self.run, self.state = parts, parts.run, parts.state
+        self.processes, self.main = parts.policy.processes, parts.policy.processes.main
+        self.evaluations: dict[str, Evaluation] = {}
+        self.summary: dict[str, Any] = {}
+        self._started, self._earlier_s = started, parts.state.seconds
+        self._evaluate, self._diagnostics = evaluate or (lambda _: parts.evaluate()), diagnostics
+        self._evaluated_at: int | None = None
+        self._owed = False  # the step's evaluation is still to come
+        self._signals, self._bar = StepSignals(self.processes), ExitStack()
+        self._step_s, self._evaluation_s = list[float](), list[float]()
+        self._files: RunFiles | None = None
+        self._boards: list[Any] = []
+        self._saved, self._finished = self.run.checkpoint, False
+        self._metrics: dict[str, float] = {}
+        self._facts: dict[str, float] = {}
+        self._of_step: UpdateDiagnostics | None = None
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()  # before, nothing is written, and a signal stops at once
+        try:
+            self._open()
+            if self._owed or (self.state.step == 0 and self.parts.config.evaluation.eval_first):
+                self.evaluate()
+                self._write_line()
+            if self.main and self.parts.config.logging.keep_best:
+                name_best(self.run.checkpoints, self.state)  # a stop or kill may have come before that
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with suppress(*((OSError, UserError) if error else ())):  # the first error is the one to report
+            self._bar.close()
+            if self._files is not None:
+                self._files.flush()
+                self._show("close", self._finished)
+        self._signals.__exit__()
+        if kind is not None and self._files is not None:  # else nothing was begun that could be resumed
+            cause = error if isinstance(error, UserError | KeyboardInterrupt) else None
+            quietly = logger.bind(**{FILE_ONLY: True}).opt(exception=None if cause else error)
+            quietly.error(f"{kind.__name__}: {error}")  # whoever catches it shows it on the terminal
+            saved = last_saved(self.run.checkpoints) or self.run.checkpoint or "none yet"
+            logger.error(f"stopped at step {self.state.step}; last checkpoint {saved}: {self.run.resume_command}")
+
+    # Steps
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is to stop after this step: a signal came to one of its processes."""
+        return self._signals.stopped_by > 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further step is to begin: the last was made, a signal came, or a score ended the run."""
+        return self.state.step >= self.parts.config.steps or self.interrupted or bool(self._ended_by)
+
+    @property
+    def _ended_by(self) -> str:
+        return ended_by(scores_of(self.state), self.parts.config.evaluation)
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are still to be made."""
+        while not self.ended:
+            if self._diagnostics and every(self.parts.config.logging.rollouts_every, self.state.step + 1):
+                with timed("eval"):
+                    self._of_step = self._diagnostics.of_next_step(self.parts)
+                self._forget()
+            self.state.step += 1
+            yield self.state.step
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add numbers of the step, by tag."""
+        self._metrics.update(metrics)
+
+    def step(
+        self, sampled: Rollouts | None = None, advantages: Advantages | None = None, update: Update | None = None
+    ) -> None:
+        """Write the line of the step, and where they are due its rollouts and diagnostics."""
+        self._count()
+        policy, new_tokens, hashes = self.parts.policy, 0, {}
+        self.state.policy_version, self.state.skipped_steps = policy.version, policy.skipped_steps
+        if sampled is not None:
+            with timed("log"):
+                new_tokens = sum(one.num_sampled for one in sampled.rollouts)
+                self.state.sampled_tokens += new_tokens
+                self.add(step_metrics(sampled, self.parts.config.rollout.terms))
+        if sampled is not None and advantages is not None and update is not None:
+            self._require_exact(update.metrics)
+            self.add({**advantages.metrics, **update.metrics})
+            with timed("log"):
+                hashes = hashes_of_step(sampled.rollouts, advantages.values)
+            if self._of_step is not None:
+                with timed("eval"):
+                    moved, curves = self._of_step.measure(sampled.rollouts, advantages.values, update)
+                self.add(curves)
+                lines = training_lines(policy, sampled.rollouts, advantages.values, update) if self.main else []
+                self.save_rollouts(self._of_step.tracked, lines, moved)
+                with timed("log"):
+                    for tag, values in distributions(sampled.rollouts, update.logprobs).items():
+                        self._show("histogram", tag, values)
+                self._of_step = None
+        self._write_line(new_tokens, hashes)
+
+    def save_rollouts(
+        self, tracked: Sequence[Rollout], lines: Sequence[dict[str, Any]] = (), moved: Tensor | None = None
+    ) -> None:
+        """Write the step's rollouts and the held-out examples that are tracked through the run. `moved` says how far
+        the update moved each sampled token of both.
+        """
+        self._forget()
+        if self._files is None:
+            return
+        with timed("log"):
+            others = readable(self.parts.policy, tracked, "held_out")
+            add_moved([*lines, *others], moved)
+            self._files.rollouts(self.state.step, [*lines, *others])
+
+    def _require_exact(self, metrics: Mapping[str, float]) -> None:
+        """Refuse a step whose engine should have sampled with the policy's own probabilities and did not."""
+        gap, model = metrics.get("engine/logprob_gap_mean", 0.0), self.parts.policy.model  # none if nothing was trained
+        require(
+            self.parts.engine.needs_correction or gap <= LARGEST_GAP,
+            f"in step {self.state.step} the embedded engine's log-probabilities differ from the policy's by {gap:.2g} "
+            f"nats on average, more than rounding ({LARGEST_GAP:g}): {type(model).__name__} computes other "
+            "probabilities token by token than in one pass; use --engine vllm, which is corrected for",
+        )
+
+    def _write_line(self, new_tokens: int = 0, hashes: Mapping[str, str] | None = None) -> None:
+        """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock, and
+        learn whether the run is to stop.
+        """
+        self.state.seconds = self._seconds
+        seconds, memory = TIMERS.take()
+        own = {**self._facts, **memory, **self._usage.take()}
+        self.add(over_processes(self.processes.gather([own])))
+        # If the step's evaluation was left to this run, the seconds before the stop count too.
+        self.add({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
+        self.add(speeds(self._metrics, new_tokens))
+        evaluation_s = seconds.get("time/eval_s", 0.0) if self._evaluated_at == self.state.step else 0.0
+        self._evaluation_s += [evaluation_s] * (evaluation_s > 0)
+        self._step_s += [seconds["time/step_s"] - evaluation_s] * (hashes is not None)  # not of an owed evaluation
+        with timed("log"):
+            metrics = {tag: float(value) for tag, value in self._metrics.items()}
+            if self._files is not None and not self._owed:
+                self._show("scalars", metrics)
+                self._files.metrics(self.state.step, metrics)
+            if self._files is not None and hashes:
+                self._files.fingerprint(self.state.step, hashes)
+            self._report(self.state.step, self._note(metrics), self._left_s())
+            if self.main and self._evaluated_at == self.state.step:  # now that the step's rollouts are written
+                self._refresh_page()
+        self.state.unfinished = metrics if self._owed else {}
+        self._metrics, self._facts, self._owed = {}, {}, False
+        self._signals.ask()
+
+    def _count(self) -> None:
+        """Add what engine and workers counted for the step."""
+        TIMERS.move("rollout", "reward", self.parts.workers.take_seconds())
+        self._facts.update(self.parts.engine.take_facts())
+
+    def _forget(self) -> None:
+        """Drop their counts of other work: they are not the step's."""
+        self.parts.workers.take_seconds()
+        self.parts.engine.take_facts()
+
+    def _note(self, metrics: Mapping[str, float]) -> str:
+        """The note beside the bar."""
+        held_out = self.evaluations.get(task_key(self.parts.config.rollout.task))
+        note = [f"reward {metrics['reward/mean']:.2f}"] if "reward/mean" in metrics else []
+        note += [f"loss {metrics['sft/loss']:.3f}"] if "sft/loss" in metrics else []
+        if held_out is not None and held_out.measured:
+            note += [f"held-out {100 * held_out.pass_at_1:.0f} %"]
+        note += [f"{fmean(self._step_s):.2g} s/step"] if self._step_s else []
+        return "  ".join(note)
+
+    def _left_s(self) -> float | None:
+        """The seconds of the remaining steps and evaluations, each as long as those of this run so far took."""
+        if not self._step_s:
+            return None
+        step, config = self.state.step, self.parts.config
+        evaluations = evaluations_after(step, config.steps, config.evaluation)
+        return (config.steps - step) * fmean(self._step_s) + evaluations * fmean(self._evaluation_s or [0.0])
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds of the run so far, including those before it was resumed."""
+        return self._earlier_s + time.perf_counter() - self._started
+
+    # Evaluations and checkpoints
+
+    def evaluate(self) -> None:
+        """Measure the held-out figures. After a signal they are left to the run that resumes, and a signal cuts them
+        short: the step's line waits for them.
+        """
+        self._count()
+        self._owed, self.evaluations = True, {}  # two evaluations' rollouts may not fit into memory
+        if self._signals.ask():
+            return
+        with timed("eval"), self._signals.cutting_short():
+            self._note_evaluations(self._evaluate(self))
+            self._owed = False
+        self._forget()
+
+    def _note_evaluations(self, evaluations: dict[str, Evaluation]) -> None:
+        """Add the held-out figures, and the score to the state."""
+        state, config = self.state, self.parts.config
+        self._evaluated_at, self.evaluations = state.step, evaluations
+        for name, evaluation in evaluations.items():
+            self.add(evaluation.metrics(name))
+            logger.info(f"step {state.step}: {name} {evaluation.text()}")
+            warn_of_failures(f"held-out episodes of {name}", evaluation.failures)
+        score = score_in(self._metrics, task_key(config.rollout.task), state.step)
+        note_score(state, self.processes.gather([score])[0])  # as the main process has it
+        fallen = fall(scores_of(state)) if score is not None else ""
+        if fallen:
+            best = best_in(self.run.checkpoints) if config.logging.keep_best else None
+            logger.warning(f"step {state.step}: {fallen}" + (f": {best}" if best else ""))
+        if state.step == 0 and self.main:
+            write_json(self.run.folder / EVAL_BEFORE, {k: one.to_json() for k, one in evaluations.items()})
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint every so many steps, after a signal, and where the score is the best so far."""
+        config = self.parts.config.logging
+        best = config.keep_best and self._evaluated_at == self.state.step
+        best = best and self.processes.on_main(lambda: is_best(self.run.checkpoints, self.state))
+        if best or self.interrupted or every(config.save_every, self.state.step):
+            self.save()
+
+    def save(self) -> None:
+        """Save a checkpoint, after everything else of the step is on disk."""
+        with timed("save"):
+            if self._files is not None:
+                self._files.flush()
+            config, parts = self.parts.config.logging, (self.parts.policy, self.parts.optimizer, self.state)
+            kept = config.keep_checkpoints, config.keep_best, getattr(torch, config.save_dtype)
+            self._saved = save_checkpoint(self.run.checkpoints, *parts, *kept)
+            if self._files is not None:
+                self._files.fingerprint(self.state.step, {"files": read_state(self._saved)[HASHES]})
+
+    # The first and the last lines
+
+    def _open(self) -> None:
+        """Open the run's files, cut off what lies beyond the checkpoint, show the bar."""
+        step, config = self.state.step, self.parts.config
+        logged: list[dict[str, Any]] = []
+        if self.main:
+            prompt = self.parts.task.dataset.held_out[0].prompt if config.rollout.task else None
+            cut_after = begin(self.run, config.steps, prompt)
+            self._files = RunFiles(self.run.folder, cut_after)
+            earlier = read_metrics(self.run.folder)
+            logged = [line for line in earlier if line["step"] == cut_after]
+            with writing(self.run.folder):
+                self._open_boards(earlier, cut_after)
+            if self.run.checkpoint and "files" not in RunFolder(self.run.folder).fingerprints.get(step, {"files": ""}):
+                self._files.fingerprint(step, {"files": read_state(self.run.checkpoint)[HASHES]})  # killed before it
+            self.parts.screen.log_to(self.run.folder / "log.txt")
+            self._refresh_page()  # a resume may have cut away steps that the page shows
+        logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
+        for name, task in self.parts.tasks.items():
+            for note in task.notes():
+                logger.info(f"{name}: {note}")
+        self._compare_sandboxes()
+        self._report = self._bar.enter_context(self.parts.screen.progress(STEP, config.steps, done=step))
+        (logged, *_) = self.processes.gather([logged])
+        self._owed = bool(self.state.unfinished) and not logged
+        if self.state.unfinished and logged:  # it was killed after the evaluation that its checkpoint waits for
+            note_score(self.state, score_in(logged[0], task_key(config.rollout.task), step))
+        self._metrics = dict(self.state.unfinished) if self._owed else {}
+        self._forget()
+        self._usage = Usage()
+        TIMERS.restart()
+
+    def _open_boards(self, earlier: Sequence[Mapping[str, Any]], cut_after: int | None) -> None:
+        folder, settings, logging = self.run.folder, hyperparameters(self.run), self.parts.config.logging
+        self._boards.append(TensorBoard(folder, self.parts.scored, settings, cut_after))
+        if logging.logger == "wandb":
+            self._boards.append(Wandb(folder, self.parts.scored, settings, earlier))
+
+    def _show(self, kind: str, *what: object) -> None:
+        """Call the method of this name of each board."""
+        with writing(self.run.folder):
+            for board in self._boards:
+                getattr(board, kind)(self.state.step, *what)
+
+    def _refresh_page(self) -> None:
+        from minrl.report.rollouts.build import refresh_page
+
+        refresh_page(self.run.folder)
+
+    def _compare_sandboxes(self) -> None:
+        """All processes of the run, perhaps of several machines, must have the same walls around untrusted code."""
+        if self.processes.count > 1:
+            from minrl.sandbox.call import LEVEL_VARIABLE, require_one_level
+
+            require_one_level(self.processes.gather([os.environ.get(LEVEL_VARIABLE, "")]))
+
+    def finish(self, more: Mapping[str, Any] | None = None) -> int:
+        """After a signal say how the run is resumed; else evaluate, write the summary with `more` in it, and show the
+        results. Returns the exit status.
+        """
+        if self.state.step and (self._saved is None or self._saved.name != step_name(self.state.step)):
+            self.save()
+        if not self.interrupted and self._evaluated_at != self.state.step:
+            self.evaluate()
+            self._signals.ask()
+        self._bar.close()
+        if self.interrupted:
+            saved = f"saved {self._saved}" if self._saved else "nothing to save before the first step"
+            logger.warning(f"{saved}; go on with: {self.run.resume_command}")
+            self._signals.ended()
+            return exit_status(self._signals.stopped_by)
+        self.state.seconds = self._seconds
+        digest = weights_sha256(self.parts.policy)  # by all processes: it may be sharded
+        if self.main:
+            before, best = read_json(self.run.folder / EVAL_BEFORE) or {}, read_record(self.run.checkpoints / BEST)
+            final = self._saved or Path(self.run.models[START]["path"])  # --stop-at was reached before the first step
+            facts = {"best": best, "ended_by": self._ended_by}
+            facts = {**{name: value for name, value in facts.items() if value}, **(more or {})}
+            self.summary = write_summary(self.run, self.state, digest, final, before, self.evaluations, facts)
+            self._show_results(before, final)
+        self._finished = True
+        return 0
+
+    def _show_results(self, before: dict[str, dict], final: Path) -> None:
+        """Show what can be done next, and the score last, where it stays on the screen."""
+        scores, best = scores_of(self.state), best_in(self.run.checkpoints)
+        logger.info("\n".join(next_steps(self.run, final, best, self._ended_by)))
+        done = f"{self.state.step} step{'s' * (self.state.step != 1)} in {self.state.seconds:.0f} s"
+        if self._ended_by:
+            done += f", ended early: {why_ended(scores, self.parts.config.evaluation)}"
+        done += f"; checkpoint {near(final)}"
+        if best is not None and best.name != final.name:
+            done += f"; the best, {best_of(score for score in scores if score.step == step_of(best))}: {best.name}"
+        shown = [compared(name, before.get(name), after.to_json()) for name, after in self.evaluations.items()]
+        logger.bind(**{RESULT: True}).info("\n".join([done, *shown]))
+
+
+def compared(name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> str:
+    """The held-out score of a task before and after, with 95 % intervals; where nothing was ever solved, its mean
+    reward.
+    """
+    solved = any(one and (one["pass@1"] or one["pass@1_greedy"]) for one in (before, after))
+    what = "pass@1" if solved else "reward"
+
+    def shown(one: Mapping[str, Any] | None) -> str:
+        if one is None or one[what] is None:
+            return "not measured"
+        return f"{one[what]:.1%} ({one['ci95'][0]:.1%} to {one['ci95'][1]:.1%})" if solved else f"{one[what]:.3g}"
+
+    return f"{name}: held-out {'pass@1' if solved else 'mean reward'} {shown(before)} before, {shown(after)} after"

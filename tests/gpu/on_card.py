@@ -1,0 +1,134 @@
+"""What one engine does on a card, in a process of its own, as JSON.
+
+    python -m tests.gpu.on_card MODEL kv|all|off       an engine of vLLM: start, sync, sleep, wake, and broken syncs
+    python -m tests.gpu.on_card MODEL loop             five steps of the whole loop
+    python -m tests.gpu.on_card MODEL server FOLDER    a server beside the policy, started here
+
+vLLM's sleeping memory takes one engine in a process.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu import run_loop
+from minrl.config import EngineConfig, ModelConfig
+from minrl.engines import Engine, Sampling
+from minrl.engines.vllm import VllmEngine
+from minrl.engines.vllm_server import ServerEngine, WeightsFolder, expected_of
+from minrl.engines.vllm_sync import SyncError
+from minrl.models.processes import Processes
+from minrl.policy import Policy
+from minrl.run.setup import load_policy
+from minrl.types import Request
+
+REQUESTS = [Request([5 + index % 90] * 48, 2**40 + index, 64) for index in range(32)]
+SAMPLING = Sampling(1.0, frozenset())
+
+
+def used_gib() -> float:
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**30
+
+
+def seconds(work) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return round(time.perf_counter() - started, 3)
+
+
+def improve(policy: Policy, size: float) -> None:
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(size * torch.randn_like(weight))
+    policy.version += 1
+
+
+@torch.no_grad()
+def mean_gap(engine: Engine, policy: Policy) -> float:
+    """Of what the engine reports and what the policy computes."""
+    gaps = []
+    for request, completion in zip(REQUESTS, engine.generate(REQUESTS, SAMPLING), strict=True):
+        ids = torch.tensor([request.ids + completion.ids], device="cuda")
+        with policy.processes.autocast():
+            logits = policy.model(input_ids=ids, use_cache=False).logits[0, :-1]
+        own = logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[len(request.ids) - 1 :, 0].cpu()
+        gaps.append(float((own - torch.tensor(completion.logprobs)).abs().mean()))
+    return sum(gaps) / len(gaps)
+
+
+def caught(work) -> str:
+    try:
+        work()
+        return ""
+    except SyncError as error:
+        return str(error)
+
+
+def engine_on(policy: Policy, sleep: str) -> dict[str, object]:
+    config = EngineConfig(engine="vllm", engine_sleep=sleep, engine_memory_frac=0.4)
+    made: list[VllmEngine] = []
+    start_s = seconds(lambda: made.append(VllmEngine(config, policy, 64)))
+    (engine,) = made
+    found: dict[str, object] = {"start_s": start_s, "gap_before": mean_gap(engine, policy), "awake_gib": used_gib()}
+    found |= {"sleep_s": seconds(engine.sleep), "asleep_gib": used_gib()}
+    improve(policy, 1e-3)
+    found |= {"wake_s": seconds(engine.wake), "sync_s": seconds(lambda: engine.sync(policy))}
+    found |= {"gap_after": mean_gap(engine, policy), "again_gib": used_gib(), **engine.take_facts()}
+    load, engine._load = engine._load, lambda weights: None  # type: ignore[method-assign]
+    improve(policy, 1e-6)
+    found["stale"] = caught(lambda: engine.sync(policy))
+    engine._load = load  # type: ignore[method-assign]
+    engine.sync(policy)
+    down, other = (engine.model.get_submodule(f"model.layers.{n}.mlp.down_proj").weight for n in (0, 1))
+    first = down.detach().clone()
+    down.data.copy_(other.data)
+    other.data.copy_(first)
+    found["swapped"] = caught(engine.check)
+    engine.close()
+    return found
+
+
+def server_on(policy: Policy, folder: str) -> dict[str, object]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{one.getsockname()[1]}"
+    config = EngineConfig(engine="vllm-server", engine_urls=url, engine_weights_dir=folder)
+    WeightsFolder(folder).write_shape(policy, policy.model)
+    command = expected_of(config, policy, policy.context_length).command(url)
+    line = ["bash", "-c", f"exec env {command} --gpu-memory-utilization 0.2"]
+    with Path(folder, "server.log").open("w") as log:
+        server = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+    try:
+        made: list[ServerEngine] = []
+        found: dict[str, object] = {"start_s": seconds(lambda: made.append(ServerEngine(config, policy)))}
+        (engine,) = made
+        found["gap_before"] = mean_gap(engine, policy)
+        improve(policy, 1e-3)
+        found |= {"sync_s": seconds(lambda: engine.sync(policy)), "gap_after": mean_gap(engine, policy)}
+        engine.close()
+        return found | engine.take_facts()
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def main(model: str, kind: str, *folder: str) -> None:
+    if kind == "loop":
+        print(json.dumps(run_loop(Path(model), 5, False)))
+        return
+    policy = load_policy(model, ModelConfig(), Processes(ModelConfig()))
+    print(json.dumps(server_on(policy, *folder) if kind == "server" else engine_on(policy, kind)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

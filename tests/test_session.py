@@ -1,0 +1,363 @@
+"""One logger from a run's first line to its summary: steps, evaluations, checkpoints, signals, and how the run ends."""
+
+import json
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from loguru import logger as log
+
+from minrl.algorithms import Advantages
+from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
+from minrl.models.scoring import LARGEST_GAP
+from minrl.optimizer import make_optimizer
+from minrl.report.rollouts.build import packed_steps
+from minrl.rollout import Rollouts
+from minrl.run.checkpoint import step_name
+from minrl.run.folder import RunFolder
+from minrl.run.run import Run
+from minrl.run.setup import Parts
+from minrl.sampling import require_rewards
+from minrl.tasks import TASK_DEFINITIONS
+from minrl.tracking import session as module
+from minrl.tracking.diagnostics import UpdateDiagnostics
+from minrl.tracking.session import Session
+from minrl.tracking.timers import TIMERS, timed
+from minrl.tracking.writers import read_metrics
+from minrl.types import LostEpisode, Reward, TrainState, UserError
+from minrl.update import Update
+from minrl.utils.console import Screen
+from minrl.utils.statistics import Evaluation
+
+OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
+STORED = {"minrl_run": "run"}
+
+
+@pytest.fixture
+def told():
+    """What is logged, also what is for the file only."""
+    return []
+
+
+@pytest.fixture
+def make_logger(policy, engine, workers, sevens, tmp_path, told, monkeypatch):
+    """The logger of a run of `sevens`, which is called countdown here. Evaluations are given, the next one last."""
+
+    def make(state=None, steps=4, stored=None, evaluations=(), eval_first=False, **logging):
+        state = state or TrainState()
+        config = TrainerConfig(
+            steps=steps,
+            rollout=RolloutConfig(task="countdown", max_tokens=4),
+            evaluation=EvaluationConfig(eval_every=2, eval_first=eval_first),
+            logging=LoggingConfig(**logging),
+        )
+        folders = tmp_path / "runs" / "run", tmp_path / "kept" / "run"
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        found = folders[1] / step_name(state.step) if stored and (folders[1] / step_name(state.step)).exists() else None
+        run = Run("run", config, OPTIONS, *folders, checkpoint=found, stored=stored or {})
+        optimizer, screen = make_optimizer(policy, config.optimizer), Screen(quiet=True)
+        log.add(lambda message: told.append(message.record["message"]), level="INFO")
+        left = list(evaluations)
+        monkeypatch.setattr(Parts, "evaluate", lambda parts: {"countdown": left.pop()})
+        parts = Parts(run, config, {"countdown": sevens}, policy, engine, workers, optimizer, state, screen)
+        return Session(parts, time.perf_counter())
+
+    yield make
+    log.remove()
+
+
+def evaluated(value, **more):
+    return Evaluation(value, (0.0, 1.0), 4, 2, value, value, 3.0, 0.0, **more)
+
+
+def lines_of(logger):
+    return read_metrics(logger.run.folder)
+
+
+def sampled(make_rollout, *values):
+    """Rollouts of two tokens with these rewards, and a lost episode where nothing is given."""
+    rollouts = [make_rollout([5], [6, 7], reward=None if v is None else Reward(v)) for v in values if v != "lost"]
+    return Rollouts(rollouts, ["why"] * (None in values), [], [LostEpisode("example")] * values.count("lost"))
+
+
+def updated(count, **metrics):
+    """The advantages and the update of so many rollouts of two tokens."""
+    curves = {"baseline/policy": 0.25, "reward/zero_spread_group_frac": 0.125}
+    advantages = Advantages(torch.zeros(count, dtype=torch.float64), curves)
+    return advantages, Update(metrics, torch.full((2 * count,), -1.0))
+
+
+def test_a_step_is_a_line_of_everything_that_was_measured(make_logger, make_rollout):
+    with make_logger() as logger:
+        policy = logger.parts.policy
+        steps = logger.steps()
+        assert next(steps) == 1
+        with timed("rollout"), timed("update"):
+            policy.version, policy.skipped_steps = 7, 2
+        metrics = {"policy/loss": 0.5, "update/computed_tokens": 9, "policy/my_own": torch.tensor(3)}
+        logger.step(sampled(make_rollout, 1.0, 0.0, 0.5, "lost"), *updated(3, **metrics))
+        next(steps)
+        logger.add({"sft/loss": 0.1})
+        logger.step()
+    first, second = lines_of(logger)
+    assert first["step"] == 1 and first["reward/mean"] == 0.5
+    assert first["reward/unscorable_frac"] == 1 - 3 / 4  # the lost episode counts
+    assert (first["policy/loss"], first["reward/zero_spread_group_frac"], first["baseline/policy"]) == (
+        0.5,
+        0.125,
+        0.25,
+    )
+    assert first["policy/my_own"] == 3  # a tag that no list has, and a tensor
+    assert first["speed/tokens_per_s"] == pytest.approx(6 / first["time/step_s"])
+    assert first["speed/update_tokens_per_s"] == pytest.approx(9 / first["time/update_s"])
+    assert "memory/peak_gib" in first and "time/log_s" in first
+    state = logger.state
+    assert (state.step, state.sampled_tokens, state.policy_version, state.skipped_steps) == (2, 6, 7, 2)
+    # Nothing of a step is left in the next.
+    assert second["sft/loss"] == 0.1 and not [tag for tag in second if tag.startswith(("reward/", "policy/", "speed/"))]
+    assert {*RunFolder(logger.run.folder).fingerprints[1]} == {"step", "ids", "rewards", "advantages"}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "weaker"), [("bubblewrap", "limits", "limits"), ("namespaces", "bubblewrap", "namespaces")]
+)
+def test_all_processes_of_a_run_have_the_same_walls(make_logger, monkeypatch, own, others, weaker):
+    logger = make_logger()
+    processes = type(logger.parts.policy.processes)
+    monkeypatch.setattr(processes, "count", 2)
+    monkeypatch.setattr(processes, "gather", lambda self, items: [*items, others if items == [own] else False])
+    monkeypatch.setenv("MINRL_SANDBOX_LEVEL", own)
+    message = f"different levels of the sandbox, .* start all of them with MINRL_SANDBOX_LEVEL={weaker},"
+    with pytest.raises(UserError, match=message), logger:
+        pass
+
+
+def test_what_engine_and_workers_did_for_an_evaluation_is_not_the_steps(make_logger, make_rollout):
+    logger = make_logger(evaluations=[evaluated(0.5)])
+    reuse, workers = logger.parts.engine._reuse, logger.parts.workers
+    measure = logger._evaluate
+    logger._evaluate = lambda own: (reuse.add(80, 20), setattr(workers, "_seconds", 9.0), measure(own))[2]
+    reuse.add(80, 20)  # a preflight
+    workers._seconds = 9.0
+    with logger:
+        for step in logger.steps():
+            with timed("rollout"):
+                time.sleep(0.02)
+            if step == 2:
+                reuse.add(80, 40)
+                workers._seconds = 0.01
+                logger.evaluate()
+            logger.step(sampled(make_rollout, 1.0))
+            if step == 2:
+                break
+    first, second = lines_of(logger)
+    assert "engine/prompt_reuse_frac" not in first and second["engine/prompt_reuse_frac"] == 0.5
+    assert "time/reward_s" not in first and second["time/reward_s"] == pytest.approx(0.01)
+    assert second["time/rollout_s"] >= 0.01
+
+
+@pytest.mark.parametrize(
+    ("values", "stops"), [((1.0, None), False), ((1.0, None, None), True), ((1.0, 0.0, None), False), ((), True)]
+)
+def test_a_run_stops_where_more_than_the_limit_cannot_be_rewarded(values, stops, make_rollout, said):
+    given = sampled(make_rollout, *values)
+    if stops:
+        message = r"67% of the rollouts of step 3 .* max_unscorable_frac \(50%\)|no episode of step 3 came to its first"
+        with pytest.raises(UserError, match=message):
+            require_rewards(given, 0.5, step=3)
+    else:
+        require_rewards(given, 0.5, step=3)
+    assert ("1 episodes could not be rewarded" in "".join(said)) == bool(values)
+
+
+@pytest.mark.parametrize(
+    ("gap", "needs_correction", "stops"), [(0.011, False, True), (0.011, True, False), (LARGEST_GAP, False, False)]
+)
+def test_an_engine_that_needs_no_correction_must_be_exact(gap, needs_correction, stops, make_logger, make_rollout):
+    with make_logger() as logger:
+        logger.parts.engine.needs_correction = needs_correction
+        given = sampled(make_rollout, 1.0), *updated(1, **{"engine/logprob_gap_mean": gap})
+        message = r"in step 3 .*by 0.011 nats on average, more than rounding \(0.01\): Qwen3ForCausalLM"
+        logger.state.step = 3
+        with pytest.raises(UserError, match=message) if stops else nullcontext():
+            logger.step(*given)
+
+
+def test_evaluations_are_written_shown_and_kept(make_logger, told):
+    second = evaluated(0.5, failures=["a reward"])
+    with make_logger(evaluations=[second, evaluated(0.25)], eval_first=True, note="mine") as logger:
+        assert (logger.run.folder / "eval_before.json").exists() and next(logger.steps()) == 1
+        logger.evaluate()
+        logger.step()
+    assert [line["eval/countdown/pass@1"] for line in lines_of(logger)] == [0.25, 0.5]
+    before = json.loads((logger.run.folder / "eval_before.json").read_text())
+    assert before == {"countdown": evaluated(0.25).to_json()} and logger.evaluations == {"countdown": second}
+    assert "step 0: countdown held-out pass@1 25.0% (0.0% to 100.0%), greedy 25.0%" in told
+    assert any(line.startswith("1 held-out episodes of countdown could not be rewarded") for line in told)
+
+
+def test_rollouts_are_written_with_the_followed_ones_and_the_page_is_made_at_an_evaluation(make_logger, make_rollout):
+    logger = make_logger(evaluations=[evaluated(0.5)], rollouts_every=1)
+    logger._diagnostics = UpdateDiagnostics
+    with logger:
+        next(logger.steps())
+        page = logger.run.folder / "rollouts.html"
+        logger.evaluate()
+        assert not page.exists()
+        logger.step(sampled(make_rollout, 1.0, 0.0), *updated(2))
+        assert list(packed_steps(page)) == [1]
+    (line,) = lines_of(logger)
+    assert line["time/eval_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "held_out", "note"),
+    [
+        ({"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %  2 s/step"),
+        ({"sft/loss": 0.12345}, float("nan"), "loss 0.123  2 s/step"),
+    ],
+)
+def test_beside_the_bar_stand_the_results_and_the_time_left_with_evaluations(
+    metrics, held_out, note, make_logger, monkeypatch
+):
+    shown, at = [], [0.0]
+    monkeypatch.setattr(TIMERS, "now", lambda: at[0])
+    with make_logger(steps=6, evaluations=[evaluated(held_out)] * 2) as logger:
+        logger._report = lambda *what: shown.append(what)
+        for step in logger.steps():
+            at[0] += 2.0  # a step
+            if step % 2 == 0:
+                with timed("eval"):
+                    at[0] += 10.0
+                logger.evaluate()
+            logger.add(metrics)
+            logger.step()
+            if step == 3:
+                break
+    # After step 3 three steps of 2 s and the evaluations of steps 4 and 6 remain.
+    assert shown[2] == (3, note, 3 * 2.0 + 2 * 10.0)
+
+
+def test_only_a_run_that_goes_on_cuts_what_lies_beyond_its_checkpoint(make_logger, told):
+    with make_logger() as logger:
+        for logger.state.step in (0, 1, 2):
+            logger.step()
+            if logger.state.step == 1:
+                logger.save()
+    (logger.run.folder / "fingerprints.jsonl").unlink()  # as if it had been killed before it wrote the hashes
+    with (logger.run.folder / "fingerprints.jsonl").open("w") as file:
+        file.write('{"step": 1, "ids": ""}\n')
+    with make_logger(TrainState(step=1)):
+        pass
+    assert [line["step"] for line in lines_of(logger)] == [0, 1, 2]
+    with make_logger(TrainState(step=1, seconds=100.0), stored=STORED) as resumed:
+        assert [line["step"] for line in lines_of(logger)] == [0, 1]
+        assert set(RunFolder(logger.run.folder).fingerprints[1]["files"]) == {
+            "model.safetensors",
+            "optimizer.safetensors",
+        }
+        resumed.step()
+        assert 100 < resumed.state.seconds < 160
+    assert f"run {logger.run.folder}, going on after step 1" in told
+    assert "going on after step 1" in (logger.run.folder / "log.txt").read_text()
+    with make_logger(stored=STORED):
+        assert lines_of(logger) == []
+
+
+def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, told):
+    closed = []
+    with make_logger(TrainState(step=4, seconds=50.0), evaluations=[evaluated(0.5)]) as logger:
+        logger._boards[0].close = lambda *given: closed.append(given)
+        assert list(logger.steps()) == [] and logger.finish({"rounds": 3}) == 0
+    assert closed == [(4, True)]  # the boards know that the run came to its end
+    found = json.loads((logger.run.folder / "summary.json").read_text())
+    assert (found["steps"], found["rounds"], found["eval_after"]["pass@1"]) == (4, 3, 0.5)
+    last = logger.run.checkpoints / "step_000004"
+    assert 50 < found["seconds"] < 110 and last.is_dir()
+    assert told[-1].startswith("4 steps in 5") and "step_000004" in told[-1]
+    assert "\ncountdown: held-out pass@1 not measured before, 50.0% (0.0% to 100.0%) after" in told[-1]
+    assert sum(message.count("\n") + 1 for message in told[-2:]) <= 8
+    with make_logger(TrainState(step=4), evaluations=[evaluated(0.5)]) as again:  # what is done is not done again
+        again.evaluate()
+        again.step()
+        again._signals._came = 15  # after the last evaluation, it does not keep the run from its end
+        again.save()
+        again.save = lambda: pytest.fail("saved again")
+        assert again.finish() == 0
+
+
+def test_a_signal_ends_a_run_after_its_step_and_says_how_to_go_on(make_logger, told):
+    with make_logger(TrainState(step=1)) as logger:
+        logger._signals._came = 15
+        assert not logger.interrupted
+        logger.step()
+        assert logger.interrupted and logger.ended and logger.finish() == 128 + 15
+    assert told[-1] == f"saved {logger.run.checkpoints}/step_000001; go on with: {logger.run.resume_command}"
+    assert not (logger.run.folder / "summary.json").exists()
+    with make_logger() as before:
+        before._signals._came = 2
+        before.step()
+        assert before.finish() == 130
+    assert told[-1].startswith("nothing to save before the first step; go on with: ")
+
+
+def test_an_evaluation_that_was_left_out_is_made_by_the_run_that_goes_on(make_logger):
+    with make_logger(TrainState(step=2)) as logger:
+        logger._signals._came = 2
+        logger.add({"policy/loss": 0.5, "time/update_s": 3.0})
+        logger.evaluate()  # the run is to stop
+        logger.step()
+    assert lines_of(logger) == []  # its line waits for the evaluation
+    left = logger.state.unfinished
+    assert left["policy/loss"] == 0.5
+    with make_logger(TrainState(step=2, unfinished=left), stored=STORED, evaluations=[evaluated(0.5)]) as again:
+        assert again.state.unfinished == {}
+    (line,) = lines_of(logger)
+    assert (line["step"], line["policy/loss"], line["eval/countdown/pass@1"]) == (2, 0.5, 0.5)
+    assert line["time/update_s"] == left["time/update_s"] >= 3.0  # the seconds of both count
+    assert line["time/step_s"] > left["time/step_s"] and line["memory/peak_gib"] < 1000
+    with make_logger(TrainState(step=2)) as logger:
+        logger.save()
+    kept = TrainState(step=2, unfinished={"policy/loss": 0.5})
+    with make_logger(kept, stored=STORED, evaluations=[]):  # the line is there: it was killed before the checkpoint
+        assert kept.held_out[-1][:2] == [2, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"), [(UserError("mend it"), "UserError: mend it"), (RuntimeError("bug"), "RuntimeError: bug")]
+)
+def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_go_on(error, logged, make_logger, told):
+    with pytest.raises(type(error)), make_logger(TrainState(step=2)) as logger:
+        raise error
+    assert told[-2:] == [logged, f"stopped at step 2; last checkpoint none yet: {logger.run.resume_command}"]
+    assert ("Traceback" in (logger.run.folder / "log.txt").read_text()) == isinstance(error, RuntimeError)
+
+
+def test_an_error_is_reported_although_the_files_cannot_be_closed(make_logger, monkeypatch):
+    def full(self):
+        raise OSError("full")
+
+    monkeypatch.setattr(module.RunFiles, "flush", full)
+    with pytest.raises(KeyError), make_logger():
+        raise KeyError
+    with pytest.raises(OSError, match="full"), make_logger():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (evaluated(0.25), evaluated(0.5), "pass@1 25.0% (0.0% to 100.0%) before, 50.0% (0.0% to 100.0%) after"),
+        (
+            replace(evaluated(0.0), reward_mean=-12.3),
+            replace(evaluated(0.0), reward_mean=-4.0),
+            "mean reward -12.3 before, -4 after",
+        ),
+        (None, evaluated(0.5), "pass@1 not measured before, 50.0% (0.0% to 100.0%) after"),
+    ],
+)
+def test_the_score_of_the_end_is_the_mean_reward_where_nothing_can_be_solved(before, after, line):
+    assert module.compared("a", before and before.to_json(), after.to_json()) == f"a: held-out {line}"
