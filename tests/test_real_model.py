@@ -154,7 +154,7 @@ def test_log_probabilities_are_those_of_eager_transformers(model, processes):
 def test_eight_steps_raise_the_reward(run):
     rewards = metrics(run, "reward/mean")
     assert len(rewards) == STEPS
-    assert sum(rewards[4:]) / 4 > sum(rewards[:4]) / 4 + 0.1  # from less than 0.1 to more than 0.2
+    assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.08  # from about 0.05 to about 0.25
     assert max(metrics(run, "engine/logprob_gap_max")) < 1e-3
 
 
