@@ -394,6 +394,11 @@ def test_a_chart_is_drawn_in_the_colours_of_the_style_sheet_and_its_text_is_text
     assert text == svg([Chart("<b>&", draw)])  # the same each time
 
 
+def test_a_grid_draws_its_charts_and_no_empty_axes():
+    four = svg([Chart(str(number), lambda axes: axes.plot([0, 1])) for number in range(4)], columns=3)
+    assert len(re.findall(r'id="matplotlib\.axis_\d+"', four)) == 2 * 4
+
+
 def test_the_settings_of_a_single_run_are_those_that_are_not_at_their_defaults(make_run):
     def of(name, **more):
         return settings([read_run(make_run(name, **more))])

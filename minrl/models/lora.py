@@ -162,18 +162,6 @@ def merged_weight(layer: CausalModel) -> Tensor:
         return in_float32(weight) + sum(_delta(layer, name) for name in layer.active_adapters)
 
 
-def merged_parameter(module: CausalModel, name: str) -> Tensor:
-    """The weight that experts or a router compute with."""
-    while getattr(module, "parameter_name", name) != name:
-        module = module.base_layer
-    return merged_weight(module) if hasattr(module, "parameter_name") else getattr(module, name)
-
-
-def without_adapters(module: CausalModel) -> CausalModel:
-    """The module inside of its adapters, or itself."""
-    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
-
-
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
     """The layers that have an adapter, by their path in the model. Those of the weights of experts are nested."""
     return {path: module for path, module in model.named_modules() if hasattr(module, "get_delta_weight")}

@@ -217,8 +217,8 @@ class Chart:
     height: float = 2.6
 
 
-def svg(charts: Sequence[Chart], columns: int = 1, legend: Sequence[str] = (), file: bool = False) -> str:
-    """Charts in a grid as one SVG, for HTML or, with its own style sheet, a file. `legend` names the colours."""
+def svg(charts: Sequence[Chart], columns: int = 1, legend: Sequence[str] = ()) -> str:
+    """Charts in a grid as one SVG for HTML with `THEME`. `legend` names the colours."""
     import matplotlib
     from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.lines import Line2D
@@ -230,11 +230,11 @@ def svg(charts: Sequence[Chart], columns: int = 1, legend: Sequence[str] = (), f
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of letters that our font lacks and the browser's has
         figure = MatplotlibFigure(figsize=size, layout="constrained")
-        grid = figure.subplots(len(rows), min(columns, len(charts)), squeeze=False, height_ratios=heights).flat
+        grid = list(figure.subplots(len(rows), min(columns, len(charts)), squeeze=False, height_ratios=heights).flat)
         for chart, axes in zip(charts, grid, strict=False):
             axes.set_title(_shown(chart.title))
             chart.draw(axes)
-        for axes in list(grid)[len(charts) :]:
+        for axes in grid[len(charts) :]:
             axes.axis("off")
         keys = [Line2D([], [], **line_style(number), label=_shown(name)) for number, name in enumerate(legend)]
         if keys:
@@ -245,11 +245,13 @@ def svg(charts: Sequence[Chart], columns: int = 1, legend: Sequence[str] = (), f
     text = text[text.index("<svg") :]
     for shade, name in (*zip(PALETTE, (f"c{number}" for number in range(len(PALETTE))), strict=True), (FAINT, "faint")):
         text = re.sub(shade, f"var(--{name})", text, flags=re.IGNORECASE)
-    text = re.sub(f"{INK}|#808080", "var(--ink)", text, flags=re.IGNORECASE)
-    if file:
-        paper = f'<style>{THEME}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>'
-        return text.replace(">", f">{paper}", 1)
-    return text
+    return re.sub(f"{INK}|#808080", "var(--ink)", text, flags=re.IGNORECASE)
+
+
+def standalone(text: str) -> str:
+    """An SVG with its own style sheet and background, for a file."""
+    paper = f'<style>{THEME}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>'
+    return text.replace(">", f">{paper}", 1)
 
 
 def curves(groups: Sequence[Group], axis: str, smoothing: float) -> list[Chart]:

@@ -78,10 +78,13 @@ def main(command: Command[ReportConfig]) -> int:
 
 def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing: float = SMOOTHING) -> None:
     """Write report.md, its pictures and report.html to the folder, and say where they are. `command` made them."""
+    from minrl.report.charts import before_and_after, seconds, svg
+
     folder.mkdir(parents=True, exist_ok=True)
+    bars = [(chart.title, svg([chart])) for chart in [*before_and_after(runs), *seconds(runs)]]
     written = {
-        "report.md": markdown(runs, _draw(runs, folder, smoothing), command),
-        "report.html": page(runs, smoothing, command),
+        "report.md": markdown(runs, _draw(runs, bars, folder, smoothing), command),
+        "report.html": page(runs, [text for _, text in bars], smoothing, command),
     }
     for name, text in written.items():
         write_text(folder / name, text)
@@ -91,29 +94,28 @@ def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing:
             sys.stderr.write(f"{run.unfinished}\n")
 
 
-def _draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, str]:
-    """Write all pictures that the runs have numbers for: file names by caption."""
-    from minrl.report.charts import before_and_after, curves, seconds, svg
+def _draw(runs: Sequence[RunData], bars: Sequence[tuple[str, str]], folder: Path, smoothing: float) -> dict[str, str]:
+    """Write all pictures that the runs have numbers for: file names by caption. `bars` are drawn already, by title."""
+    from minrl.report.charts import curves, standalone, svg
 
     groups, pictures = groups_of(runs), dict[str, tuple[str, str]]()
     drawn = curves(groups, "step", smoothing)[:MOST_CHARTS]
     if drawn:  # nothing has a curve after a single step
-        text = svg(drawn, min(3, len(drawn)), [group.name for group in groups], file=True)
+        text = svg(drawn, min(3, len(drawn)), [group.name for group in groups])
         pictures["curves.svg"] = f"Curves, smoothed with weight {smoothing:g}", text
-    for number, chart in enumerate([*before_and_after(runs), *seconds(runs)], 1):
-        pictures[f"bars-{number}.svg"] = chart.title, svg([chart], file=True)
+    pictures |= {f"bars-{number}.svg": one for number, one in enumerate(bars, 1)}
     for name, (_, text) in pictures.items():
-        write_text(folder / name, text)
+        write_text(folder / name, standalone(text))
     return {caption: name for name, (caption, _) in pictures.items()}
 
 
-def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
+def page(runs: Sequence[RunData], bars: Sequence[str], smoothing: float, command: str) -> str:
     """The whole page, which asks no network for anything and needs no script. Each curve is there once for each axis
     that the runs have; the style sheet shows those of the chosen one.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from minrl.report.charts import PALETTE, THEME, before_and_after, curves, seconds, svg
+    from minrl.report.charts import PALETTE, THEME, curves, svg
 
     groups = groups_of(runs)
     axes = [axis for axis in AXES if any(run.positions(axis)[run.last_step] for run in runs)] or ["step"]
@@ -134,7 +136,7 @@ def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
         colours=len(PALETTE),
         smoothing=f"{smoothing:g}",
         curves={axis: [svg([chart]) for chart in curves(groups, axis, smoothing)] for axis in axes},
-        bars=[svg([chart]) for chart in [*before_and_after(runs), *seconds(runs)]],
+        bars=bars,
         settings=settings(runs),
         cost=cost(runs),
         command=f"`{command}`",

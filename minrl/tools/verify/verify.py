@@ -143,8 +143,9 @@ def _repeat(run: RunFolder, checkpoint: Path, step: int, place: Path) -> tuple[P
 
 def _compare(run: RunFolder, copy: Path, kept: Path, steps: Sequence[int]) -> Iterator[Verdict]:
     """What became of each of the steps, and of the checkpoint of the last one."""
+    recorded, repeats = run.fingerprints, RunFolder(copy).fingerprints
     for step in steps:
-        before, now = (folder.fingerprints.get(step, {}) for folder in (run, RunFolder(copy)))
+        before, now = recorded.get(step, {}), repeats.get(step, {})
         same = {part: _same(before.get(part), now.get(part)) for part in PARTS}
         found = [text for text in [_first_difference(run.path, copy, step)] if text]
         if step == steps[-1]:
