@@ -28,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 
 import minrl
 from minrl.config import ModelConfig
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 
 PACKAGE = Path(minrl.__file__).parent
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from harness import ROOT, doing
 
-from minrl.tracking.writers import read_metrics
+from minrl.run.folder import RunFolder
 
 FLAGS = "--threads 1 --rollouts-every 0 --save-every 0 --no-keep-best --no-preflight --quiet"
 
@@ -45,7 +45,7 @@ def curve(folder: Path) -> list[Point]:
     config = json.loads((folder / "config.json").read_text())["config"]
     completions, cores = config["prompts_per_step"] * config["group_size"], len(os.sched_getaffinity(0))
     points, tokens, seconds = [], 0.0, 0.0
-    for line in read_metrics(folder):
+    for line in RunFolder(folder).metrics:
         if line["step"]:
             tokens += completions * line["rollout/completion_tokens_mean"]
             training = line["time/step_s"] - line.get("time/eval_s", 0.0)

@@ -19,8 +19,8 @@ from harness import doing
 from minrl.config import ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
+from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.tools.serve.sampler import Sampler
 from minrl.tools.serve.serve import http_server, listen

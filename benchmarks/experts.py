@@ -18,9 +18,9 @@ from minrl.batch import pack
 from minrl.config import ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
+from minrl.models.distributed import Processes
 from minrl.models.loading import word_tokenizer
-from minrl.models.processes import Processes
-from minrl.models.routers import exact_routers
+from minrl.models.modules import exact_routers
 from minrl.models.scoring import sampled_rollout, score
 from minrl.policy import as_policy
 from minrl.run.verify import verify

@@ -33,11 +33,10 @@ from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm import VllmEngine
-from minrl.models.attention import Attention, plan_attention
+from minrl.models.attention import StreamAttention
+from minrl.models.distributed import Processes
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.models.logprobs import Head, chunked_logprobs
-from minrl.models.padded_attention import PaddedAttention
-from minrl.models.processes import Processes
 from minrl.models.scoring import sampled_rollout
 from minrl.models.sharding import master_weights
 from minrl.policy import Policy
@@ -162,7 +161,7 @@ def report_head(tiny: bool) -> None:
 
 
 def report_attention(tiny: bool) -> None:
-    """Forward and backward of one layer's attention over a step's stream: runs without padding over padded rows."""
+    """Forward and backward of one layer's attention over a step's stream."""
     groups, members, prompt, heads, width = (4, 4, 8, 2, 32) if tiny else (32, 8, 128, 16, 128)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rollouts = [
@@ -175,11 +174,9 @@ def report_attention(tiny: bool) -> None:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     inputs = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
 
-    def timed(attend: Attention) -> float:
-        return seconds_of(lambda: attend(*inputs, width**-0.5, None).sum().backward())
-
-    runs, rows = timed(plan_attention(stream)), timed(PaddedAttention(stream))
-    print(f"attention {runs * 1e3:.2f} ms, in padded rows {rows * 1e3:.2f} ms: {runs / rows:.2f} times")
+    attend = StreamAttention(stream)
+    seconds = seconds_of(lambda: attend(*inputs, width**-0.5, None).sum().backward())
+    print(f"attention {seconds * 1e3:.2f} ms")
 
 
 def report_sync(model: Path, batch_invariant: bool) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness import doing
 
-from minrl.tracking.writers import read_metrics
+from minrl.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,7 +49,7 @@ def main() -> None:
         for name in loggers:
             (run,) = Path(folder, name).iterdir()
             # What is logged of the step before counts in a step: the first has the evaluation's, and is left out.
-            lines = [line for line in read_metrics(run) if line["step"] > 1]
+            lines = [line for line in RunFolder(run).metrics if line["step"] > 1]
             step, log = (sum(line[tag] for line in lines) for tag in ("time/step_s", "time/log_s"))
             most = max(line["time/log_s"] / line["time/step_s"] for line in lines)
             count = len(lines)

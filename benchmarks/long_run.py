@@ -21,8 +21,8 @@ from pathlib import Path
 
 from harness import ROOT, Row, doing, save
 
-from minrl.report.rollouts.build import PAGE, packed_steps
-from minrl.tracking.writers import read_metrics
+from minrl.report.rollouts import PAGE, packed_steps
+from minrl.run.folder import RunFolder
 
 MODEL = "--base-hidden-size 64 --base-heads 2 --base-layers 1 --base-steps 300 --base-batch-size 32"
 WORK = "--prompts-per-step 4 --group-size 4 --max-tokens 48 --threads 1 --device cpu"
@@ -120,7 +120,7 @@ def main() -> None:
         doing(f"a run of {few} steps")
         tenth = watched(folder, "few", few)[-1][1]
         seen = watched(folder, "long", options.steps)
-        lines = [line for line in read_metrics(folder / "runs" / "long") if line["step"]]
+        lines = [line for line in RunFolder(folder / "runs" / "long").metrics if line["step"]]
         doing("resuming both")
         early = [resumed(folder, "few", few + turn) for turn in range(3)]
         late = [resumed(folder, "long", options.steps + turn) for turn in range(3)]

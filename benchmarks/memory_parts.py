@@ -93,8 +93,8 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
     from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
     from minrl.engines import Sampling
     from minrl.engines.torch_engine import TorchEngine
+    from minrl.models.distributed import Processes
     from minrl.models.lora import Adapters
-    from minrl.models.processes import Processes
     from minrl.optimizer import make_optimizer
     from minrl.run.setup import load_policy
     from minrl.types import Request, TrainState
@@ -162,9 +162,8 @@ def _floors(policy: Any, prompts: int, group: int, tokens: int, moments: int) ->
 def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:
     """A row for each part: what it took, and the estimate."""
     from minrl.engines.torch_engine import footprint
-    from minrl.models.activations import layers_of
     from minrl.models.memory import Setup, needed, weights_of
-    from minrl.models.text import decoder_of
+    from minrl.models.text import decoder_of, layers_of
 
     weights, counted = list(policy.model.parameters()), weights_of(policy.model, layers_of(decoder_of(policy.model)))
     trained, cache = counted.trained, footprint(policy.model, 4).slot * tokens

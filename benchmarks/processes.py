@@ -66,7 +66,7 @@ def serve(told: Path) -> None:
     rank, cores = int(os.environ["RANK"]), os.cpu_count() or 1
     os.sched_setaffinity(0, {rank % cores})
     from minrl.config import ModelConfig
-    from minrl.models.processes import Processes
+    from minrl.models.distributed import Processes
 
     with Processes(ModelConfig(device="cpu", dtype="float32", threads=1)).open() as processes:
         (told.parent / f"{rank}.json").write_text(json.dumps(measured(case, processes)))
@@ -148,9 +148,8 @@ def count_waits() -> list[float]:
 
 def measured(case: Case, processes: Any) -> dict[str, Any]:
     """Seconds, waits, bytes and memory of this process's updates."""
-    from minrl.models.activations import layers_of
     from minrl.models.memory import needed, weights_of
-    from minrl.models.text import decoder_of
+    from minrl.models.text import decoder_of, layers_of
 
     waited = count_waits()
     trainee = Trainee(case, processes)

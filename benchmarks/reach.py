@@ -19,7 +19,7 @@ from pathlib import Path
 from curves import curve, reached, train
 from harness import ROOT, doing
 
-from minrl.tracking.writers import read_metrics
+from minrl.run.folder import RunFolder
 
 SETTINGS = {
     "default": "",
@@ -85,7 +85,10 @@ def table(options: argparse.Namespace) -> str:
         curves = [curve(folder) for folder in folders]
         goals = [reached(points, options.goal) for points in curves]
         taught = [
-            line["policy/trained_token_frac"] for folder in folders for line in read_metrics(folder) if line["step"]
+            line["policy/trained_token_frac"]
+            for folder in folders
+            for line in RunFolder(folder).metrics
+            if line["step"]
         ]
         cells = [
             f"`{SETTINGS[setting] or 'default'}`",

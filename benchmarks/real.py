@@ -1,6 +1,7 @@
 """What a pretrained model learned, from runs of `make real`: the scores, the entropy, how varied it writes, samples.
 
     python benchmarks/real.py runs/sentences-grpo-seed0 ...
+    python benchmarks/real.py RUN ... --picture docs/real.png     their training rewards as curves
 
 Variety is the share of distinct openings (first three words) among the completions of the first and of the last steps
 whose rollouts were written.
@@ -38,11 +39,34 @@ def distinct_openings(completions: list[dict]) -> float:
     return len({" ".join(one["text"].split()[:OPENING]).lower() for one in completions}) / len(completions)
 
 
+def draw(runs: list[Path], picture: Path) -> None:
+    """Draw the mean reward of each training step, one panel a task and one line a run."""
+    from matplotlib.figure import Figure
+
+    by_task: dict[str, list[Path]] = {}
+    for run in runs:
+        by_task.setdefault(json.loads((run / "summary.json").read_text())["task"], []).append(run)
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    for axes, (task, own) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
+        for number, run in enumerate(own):
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            curve = [(line["step"], line["reward/mean"]) for line in lines if "reward/mean" in line]
+            axes.plot(*zip(*curve, strict=True), label=f"seed {number}")
+        axes.set(title=f"{task}, SmolLM2-135M-Instruct", xlabel="step", ylabel="mean reward", ylim=(0, 1.02))
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, loc="lower right")
+    figure.savefig(picture, dpi=110)
+
+
 def main() -> None:
     """Print the figures of each run, and its samples."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
-    for run in parser.parse_args().runs:
+    parser.add_argument("--picture", type=Path, help="file for the curves of the training reward")
+    options = parser.parse_args()
+    if options.picture:
+        draw(options.runs, options.picture)
+    for run in options.runs:
         doing(str(run))
         summary = json.loads((run / "summary.json").read_text())
         steps = written(run)

@@ -17,8 +17,7 @@ from typing import Literal
 
 from harness import doing
 
-from minrl.tasks.bounded import bounded
-from minrl.tasks.grader import OutOfTime
+from minrl.tasks.grader import OutOfTime, bounded
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.math_answers import answers_agree, expressions, math_verify, same_text
 from minrl.types import Example

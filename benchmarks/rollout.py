@@ -4,8 +4,8 @@
     python benchmarks/rollout.py
 
 64 rows, 8 prompts x 8, 32 + 64 tokens, 1M, 5M and 15M parameters, the same precision. vLLM samples without seeds, which
-costs it 6 % (LOG.md), and with the log-probabilities that a trainer needs. Before each round both forget their prompts,
-since an update would have changed the weights.
+would cost it 6 % (docs/benchmarks.md), and with the log-probabilities that a trainer needs. Before each round both
+forget their prompts, since an update would have changed the weights.
 """
 
 import argparse

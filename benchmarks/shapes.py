@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from minrl.config import ModelConfig
+from minrl.models.distributed import Processes
 from minrl.models.loading import HEAD_DIM, save_model, small_qwen3, word_tokenizer
-from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import Dataset

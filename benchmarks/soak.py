@@ -341,8 +341,8 @@ def make_rows(path: Path) -> None:
 def make_model(path: Path) -> None:
     """A model to evaluate: random weights, the words of Hanoi."""
     from minrl.config import ModelConfig
+    from minrl.models.distributed import Processes
     from minrl.models.loading import small_qwen3, word_tokenizer
-    from minrl.models.processes import Processes
     from minrl.policy import as_policy
     from minrl.run.checkpoint import save_policy
     from minrl.tasks import load_task

@@ -25,8 +25,8 @@ from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
 from minrl.tasks.answers import boxed
 from minrl.tasks.connections import groups_of
+from minrl.tasks.data import load_rows
 from minrl.tasks.math import MathOptions, reward
-from minrl.tasks.rows import load_rows
 from minrl.types import Example, Job
 
 Answer = Callable[[Example], str]
@@ -117,8 +117,7 @@ def only_the_shown(example: Example) -> str:
 
 def rust(options: argparse.Namespace) -> dict[str, Answer]:
     """Exercism's references and stubs, and what only looks like a solution."""
-    from minrl.tasks.rust import SOURCE
-    from minrl.tasks.rust.rows import _name, reference
+    from minrl.tasks.rust import SOURCE, _name, reference
 
     rows = {_name(row): row for part in load_rows(SOURCE, options.data_path).values() for row in part}
     vacuous = "/// Nothing.\npub fn f() {}\n#[cfg(test)] mod tests { #[test] fn t() { assert!(true); } }"

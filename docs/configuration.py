@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from minrl.config import TrainerConfig
 from minrl.evaluate.config import EvaluateConfig
 from minrl.report.report import ReportConfig
-from minrl.report.rollouts.rollouts import RolloutsConfig
+from minrl.report.rollouts import RolloutsConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS, TOOLS
 from minrl.tools.audit import AuditConfig

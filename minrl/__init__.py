@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "train": "minrl.train",
     "TrainerConfig": "minrl.config",
-    "Task": "minrl.tasks",
+    "task": "minrl.tasks.custom",
+    "Task": "minrl.tasks.task",
     "ALGORITHMS": "minrl.algorithms",
     "TASK_DEFINITIONS": "minrl.tasks",
 }

@@ -87,8 +87,8 @@ PROGRAMS = {
         loads=False,
     ),
     "rollouts": Program(
-        "minrl.report.rollouts.rollouts.RolloutsConfig",
-        "minrl.report.rollouts.rollouts",
+        "minrl.report.rollouts.RolloutsConfig",
+        "minrl.report.rollouts",
         "Make the page in which a run's rollouts are read.",
         loads=False,
     ),

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 import torch
@@ -191,6 +192,6 @@ def _limits(name: str, limits: Limits, settings: AlgorithmConfig) -> Limits:
     bounds = [field for field in vars(limits) if field.startswith("clip_")]
     chosen = {field: getattr(settings, field) for field in bounds if getattr(settings, field)}
     for field, value in chosen.items():
-        if not getattr(limits, field):
+        if getattr(limits, field) == inf:
             raise UserError(f"{name} has no {field} and would not read it, got {value}: leave it out")
     return replace(limits, **chosen)

@@ -51,12 +51,6 @@ class Stream:
     token_index: Int[Tensor, " S"]
     host: "Stream | None" = None
 
-    @property
-    def padded_tokens(self) -> int:
-        """Tokens in padded form: rows of prompts, and rows of suffixes each preceded by the longest prompt."""
-        (_, longest_prompt), (suffixes, longest) = self.prefix_index.shape, self.suffix_index.shape
-        return self.prefix_index.numel() + suffixes * (longest_prompt + longest)
-
     def runs(self) -> tuple[list[Run], list[Run], list[Run]]:
         """The tokens of each prompt, those of each suffix, and those of all suffixes of each prompt."""
         prompts, suffixes = (

@@ -544,7 +544,7 @@ class JudgeConfig(Group):
     """Further attempts after a busy, failing or silent server, with growing pauses."""
     judge_concurrency: Calls = 8
     """Judgements that are asked for at the same time, over all processes."""
-    judge_cache: str = field(default="checkpoints/judge_cache.jsonl", metadata=PATH)
+    judge_cache: str = field(default="checkpoints/judge_cache.sqlite", metadata=PATH)
     """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
     judge_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key of the endpoint. The default is read for OpenAI's own host alone."""

@@ -12,6 +12,7 @@ where mean and unbiased std are those of its group's rewards, and c is 1 unless 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,13 +30,13 @@ SAPO_TEMPERATURES = (1.0, 1.05)
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the ratio: 1 - `clip_low`, 1 + `clip_high`, and `clip_dual` for negative advantages. 0: no bound.
+    """Bounds of the ratio: 1 - `clip_low`, 1 + `clip_high`, and `clip_dual` for negative advantages. inf: none.
     `either_sign`: the upper bound applies to advantages of either sign.
     """
 
-    clip_low: float = 0.0
-    clip_high: float = 0.0
-    clip_dual: float = 0.0
+    clip_low: float = inf
+    clip_high: float = inf
+    clip_dual: float = inf
     either_sign: bool = False
 
 
@@ -295,10 +296,10 @@ def clipped_fractions(
     ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> tuple[Bool[Tensor, " S"], Bool[Tensor, " S"]]:
     """Tokens with zero gradient because of the lower bound, and because of an upper one."""
-    low = (ratio < 1 - limits.clip_low) & (advantages < 0) & (limits.clip_low > 0)
+    low = (ratio < 1 - limits.clip_low) & (advantages < 0)
     bounded = advantages != 0 if limits.either_sign else advantages > 0
-    high = (ratio > 1 + limits.clip_high) & bounded & (limits.clip_high > 0)
-    dual = (ratio > limits.clip_dual) & (advantages < 0) & (limits.clip_dual > 0)
+    high = (ratio > 1 + limits.clip_high) & bounded
+    dual = (ratio > limits.clip_dual) & (advantages < 0)
     return low, high | dual
 
 

@@ -15,18 +15,25 @@ from torch import Tensor
 
 from minrl.batch import Stream, micro_batches, pack
 from minrl.config import ModelConfig
-from minrl.models.activations import LARGEST_SHARE, growth, kept_bytes, layers_of
 from minrl.models.chat import ChatTokenizer
-from minrl.models.context import context_length
 from minrl.models.cpu import free_bytes
+from minrl.models.distributed import Processes
 from minrl.models.lora import Adapters
-from minrl.models.method import method_of
 from minrl.models.modules import speed_up
-from minrl.models.padded_rows import row_batches, row_tokens
-from minrl.models.processes import Processes
-from minrl.models.scoring import filled_size, sampled_rollout, score
+from minrl.models.scoring import (
+    LARGEST_SHARE,
+    filled_size,
+    growth,
+    kept_bytes,
+    method_of,
+    row_batches,
+    row_tokens,
+    sampled_rollout,
+    score,
+)
+from minrl.models.shape import context_length
 from minrl.models.sharding import equal_passes
-from minrl.models.text import decoder_of
+from minrl.models.text import decoder_of, layers_of
 from minrl.types import CausalModel, Rollout
 
 
@@ -106,8 +113,6 @@ class Policy(ChatTokenizer):
         """Approximate bytes that a forward pass of the stream keeps for the backward pass."""
         linear, quadratic = self._activation_growth
         tokens = self.computed_tokens(stream)
-        if self.packed and self.device.type == "cuda" and self.processes.dtype == torch.float32:
-            tokens = stream.padded_tokens  # what attends in padded rows, with a copy of the prompt for each
         return linear * tokens + quadratic * tokens**2
 
     @cached_property

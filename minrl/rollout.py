@@ -17,7 +17,7 @@ from minrl.engines import Engine, Sampling
 from minrl.policy import Policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
-from minrl.tasks import Task
+from minrl.tasks.task import Sampled, Task
 from minrl.types import Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
 from minrl.utils.statistics import lost_roles
 
@@ -225,7 +225,7 @@ class _Episode(Play):
         sequence.append(completion.ids, completion.logprobs)
         if completion.finish_reason == "length":
             sequence.finish_reason = "length"
-        self.advance(text)
+        self.advance(Sampled.of(text, completion.ids, self.plan.step))
 
     def finished(self, group_of: Callable[[tuple[int, str]], int]) -> list[Rollout]:
         """The rollouts of the policy's roles."""

@@ -21,7 +21,6 @@ from minrl.run.preflight import preflight
 from minrl.run.run import Run, open_run
 from minrl.run.setup import assemble
 from minrl.sampling import adapt_sampling, every, sample_groups
-from minrl.tasks import Task, register
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.writers import require_logger
@@ -52,23 +51,17 @@ def loop(session: Session) -> None:
         session.save_if_due()
 
 
-def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
+def train(config: TrainerConfig) -> dict[str, Any]:
     """Train and return the run's summary, which is also in its summary.json; empty with `preflight_only`.
 
         import minrl
         minrl.train(minrl.TrainerConfig(task="countdown", steps=20))["eval_after"]
 
-    `task` is trained in place of `config.task`. Settings that the config was not given have the defaults of the command
-    line, which depend on the size of the model. Ctrl-C lets the step end, saves a checkpoint and raises
-    `KeyboardInterrupt`; `resume` continues.
+    `TrainerConfig(task=quiz)` takes a function that is decorated with `minrl.task`. Settings that the config was not
+    given have the defaults of the command line, which depend on the size of the model. Ctrl-C lets the step end, saves
+    a checkpoint and raises `KeyboardInterrupt`; `resume` continues.
     """
     require(isinstance(config, TrainerConfig), f"minrl.train takes a TrainerConfig, got {type(config).__name__}")
-    require(
-        task is None or isinstance(task, Task), f"`task` must be a Task, got {type(task).__name__}: name it in config"
-    )
-    if task is not None:
-        require(not config.data_path, f"a Task has its own examples and takes no data_path, got {config.data_path!r}")
-        config = config.with_settings(task=register(task))
     unset = {name: value for name, value in defaults(config).items() if name in config.settings.keys() - config.given}
     settings, options = from_dict({**config.settings, **unset}, TrainerConfig)
     given = sorted(name for name in config.given if name != "resume" or config.resume)
@@ -107,8 +100,8 @@ def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
 class _Callable(ModuleType):
     """`minrl.train` is this module and the function: `minrl.train(config)`, `from minrl.train import main`."""
 
-    def __call__(self, config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
-        return train(config, task)
+    def __call__(self, config: TrainerConfig) -> dict[str, Any]:
+        return train(config)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -6,8 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from minrl.models.chat import ANSWERS, QUESTIONS
-
+QUESTIONS, ANSWERS = ("What is 2 + 3?", "And twice that?", "And half of it?"), ("It is 5.", "That is 10.")
 TEXT = [*QUESTIONS, *ANSWERS, "system user assistant model You are a helpful assistant. Question: Answer: [INST] z"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import shutil
 import signal
 import sys
 import sysconfig
@@ -43,12 +44,18 @@ if TYPE_CHECKING:
     import torch
 
     from minrl.engines.torch_engine import TorchEngine
-    from minrl.models.processes import Processes
+    from minrl.models.distributed import Processes
     from minrl.policy import Policy
     from minrl.rewards.workers import Workers
     from minrl.tasks import Task
 
 CPU = ModelConfig(device="cpu", threads=1)
+
+SMALL_RUN = str.split("""--task sevens --model-id model --prompts-per-step 4 --group-size 4 --max-tokens 4
+    --learning-rate 5e-3 --warmup-steps 0 --schedule constant --steps 3 --save-every 1 --keep-checkpoints 0
+    --eval-every 0 --eval-examples 2 --eval-samples 1 --rollouts-every 1 --threads 1 --device cpu --quiet
+    --no-preflight --run-name run""")
+"""The flags of a run of three steps that are all saved."""
 
 MOST_WORKERS = 8
 """More would take longer to start than they save."""
@@ -87,7 +94,7 @@ def pytest_runtestloop() -> None:
 
 @pytest.fixture(scope="session")
 def processes() -> Processes:
-    from minrl.models.processes import Processes
+    from minrl.models.distributed import Processes
 
     return Processes(CPU)
 
@@ -170,6 +177,60 @@ def sevens() -> Task:
     return Task(split(examples, 0.5), count_sevens, cheap=True)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, processes: Processes, words: list[str]) -> Iterator[Path]:
+    """The folder of the run of `SMALL_RUN` and of the model that it begins with; its task is known by name."""
+    from minrl.__main__ import main
+    from minrl.models.loading import small_qwen3, word_tokenizer
+    from minrl.policy import as_policy
+    from minrl.run.checkpoint import save_policy
+    from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
+    from minrl.tasks.task import split
+    from tests.say_sevens import NoOptions, count_sevens
+
+    folder = tmp_path_factory.mktemp("finished")
+    examples = [Example(f"numbers {n}", f"numbers {n}", {"number": n}) for n in range(16)]
+    task = Task(split(examples, 0.5), count_sevens, cheap=True)
+    tokenizer = word_tokenizer(words)
+    save_policy(as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes), folder / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: task))
+        with pytest.MonkeyPatch.context() as there:
+            there.chdir(folder)
+            assert main(["train", *SMALL_RUN]) == 0
+        yield folder
+
+
+@pytest.fixture
+def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a folder with the model of `finished`."""
+    shutil.copytree(finished / "model", tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(finished: Path, place: Path) -> Path:
+    """The working directory: a folder with the model and the run of `finished`, as if it had been made here."""
+    for name in ("runs", "checkpoints"):
+        shutil.copytree(finished / name, place / name)
+    for path in (*place.glob("runs/*/*.json"), *place.glob("checkpoints/*/run.json")):
+        path.write_text(path.read_text().replace(str(finished), str(place)))
+    return place
+
+
+@pytest.fixture
+def sevens_model(policy: Policy, sevens: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The folder of the policy as a model; `sevens` is a task that is known by name."""
+    from minrl.run.checkpoint import save_policy
+    from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+    from tests.say_sevens import NoOptions
+
+    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
+    save_policy(policy, tmp_path / "model")
+    return str(tmp_path / "model")
+
+
 @pytest.fixture
 def make_rollout() -> Callable[..., Rollout]:
     """A single-turn rollout of the prompt and the sampled ids."""
@@ -204,7 +265,7 @@ def _each_shape_is_verified_once() -> Iterator[None]:
         return
     from transformers import Qwen3ForCausalLM
 
-    from minrl.models.method import set_method
+    from minrl.models.scoring import set_method
     from minrl.run import setup
 
     usual, found = setup.verify, {}

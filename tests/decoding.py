@@ -3,7 +3,7 @@
 import torch
 
 from minrl.engines.decoders import make_decoder
-from minrl.models.head import output_head
+from minrl.models.logprobs import output_head
 
 
 @torch.no_grad()

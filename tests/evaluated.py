@@ -7,8 +7,8 @@ from pathlib import Path
 
 from minrl.__main__ import main
 from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
+from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.processes import Processes
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy, save_state
 from minrl.types import TrainState

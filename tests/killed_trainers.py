@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from minrl.__main__ import main as program
-from minrl.tracking.writers import read_metrics
+from minrl.run.folder import RunFolder
 from minrl.utils.cli import run_main
 
 COUNT = 3
@@ -107,7 +107,7 @@ def main(folder, *flags):
     endless, met = folder / "endless", folder / "met"  # a reward without end; a worker computes it
 
     def steps():
-        return len(read_metrics(folder / "runs" / "killed"))
+        return len(RunFolder(folder / "runs" / "killed").metrics)
 
     for kill in range(KILLS):
         before, hangs = (

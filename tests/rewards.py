@@ -21,11 +21,6 @@ def forgets_to_return(completion: str, example: Example) -> float | None:
         return 1.0
 
 
-def sorts_its_numbers(completion: str, example: Example) -> float:
-    example["numbers"].sort()
-    return 1.0 / example["numbers"][0]
-
-
 def noted(completion: str, example: Example) -> float:
     """Leaves a file for each completion that it has seen."""
     with NamedTemporaryFile(dir=example["folder"], prefix="seen", delete=False):

@@ -3,7 +3,7 @@
 import json
 import random
 
-from minrl.report.rollouts.lines import rollout_line
+from minrl.report.lines import rollout_line
 from minrl.tracking.writers import RunFiles
 from minrl.types import PlayedTurn, Reward, Rollout
 

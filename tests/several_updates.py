@@ -16,9 +16,9 @@ from minrl.batch import Batch, make_batch, pack
 from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
+from minrl.models.distributed import Processes
 from minrl.models.loading import load_model
 from minrl.models.lora import Adapters
-from minrl.models.processes import Processes
 from minrl.models.scoring import sampled_rollout
 from minrl.models.sharding import gathered, named_weights
 from minrl.optimizer import make_optimizer

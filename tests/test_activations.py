@@ -8,9 +8,8 @@ import torch
 
 from minrl.batch import pack
 from minrl.models import cpu
-from minrl.models.activations import LARGEST_SHARE, kept_bytes, recomputed
 from minrl.models.launch import Launch
-from minrl.models.scoring import score
+from minrl.models.scoring import LARGEST_SHARE, kept_bytes, recomputed, score
 from minrl.types import UserError
 
 
@@ -96,11 +95,6 @@ def test_activation_bytes_know_attention_that_keeps_a_square(policy, make_rollou
     alone = pack([make_rollout([11], [7] * 300)], [0])
     kept = kept_bytes(lambda: score(policy.model, alone, 1.0)) - weight_bytes(policy)
     assert policy.activation_bytes(alone) == pytest.approx(kept, rel=0.03)
-
-
-def test_padded_rows_count_a_prompt_for_each_suffix(stream):
-    # one prompt of 3 tokens, suffixes of 8, 29 and 3: three rows of 3 + 29 tokens beside the prompt
-    assert stream.padded_tokens == 3 + 3 * (3 + 29)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
-from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
+from minrl.config import AlgorithmConfig, TrainerConfig
 from minrl.losses import Limits
 from minrl.types import Reward, TrainState, UserError
 
@@ -13,22 +13,19 @@ REWARDED = [name for name, row in ALGORITHMS.items() if row.advantage is not no_
 GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
 
 
-def chosen(algorithm="grpo", group_size=4, refill_rounds=0, task_max_tokens="", **settings):
+PENALIZED = {"overlong": "penalize", "overlong_buffer": 2}
+
+
+def chosen(algorithm="grpo", **settings):
     if algorithm in ALGORITHMS.keys() - REWARDED:
         settings = {"teacher_id": "model", **settings}
-    return choose_algorithm(
-        TrainerConfig(
-            algorithm=AlgorithmConfig(algorithm=algorithm, **settings),
-            rollout=RolloutConfig(group_size=group_size, max_tokens=64, task_max_tokens=task_max_tokens),
-            sampling=SamplingConfig(refill_rounds=refill_rounds),
-        )
-    )
+    return choose_algorithm(TrainerConfig(**{"group_size": 4, "max_tokens": 64, "algorithm": algorithm, **settings}))
 
 
-def refusal(*arguments, **settings):
+def refusal(algorithm, **settings):
     """The one line with which the settings are refused."""
     with pytest.raises(UserError) as refused:
-        chosen(*arguments, **settings)
+        chosen(algorithm, **settings)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -86,7 +83,8 @@ def test_every_row_can_be_chosen_and_has_the_bounds_that_its_comment_names():
     bounds |= {"dapo": Limits(0.2, 0.28), "gspo": Limits(3e-4, 4e-4), "dual_clip": Limits(0.2, 0.2, 3.0)}
     bounds |= {"cispo": Limits(clip_high=5.0 - 1, either_sign=True)}
     assert {name: chosen(name) for name in ALGORITHMS} == ALGORITHMS
-    unbounded = Limits(0.0, 0.0, 0.0, False)
+    assert chosen("dapo", clip_high=0.5).limits == Limits(0.2, 0.5)  # those of the config replace the row's
+    unbounded = Limits()
     assert {name: row.limits for name, row in ALGORITHMS.items()} == {
         name: bounds.get(name, unbounded) for name in ALGORITHMS
     }
@@ -107,14 +105,9 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
     assert compared(rollouts, "reinforce_no_baseline")[0].tolist() == [1.0] * 4
 
 
-def test_limits_of_the_config_replace_those_of_the_row():
-    assert chosen("dapo", clip_high=0.5).limits == Limits(0.2, 0.5)
-
-
 @pytest.mark.parametrize(
     ("algorithm", "settings", "message"),
     [
-        ("gpro", {}, "no algorithm 'gpro'"),
         ("grpo", {"kl_coef": 0.1, "kl_estimator": "k1", "kl_gradient": "naive"}, "naive gradient of k1 is 0"),
         ("grpo", {"teacher_id": "model", "teacher_weight": 0.0}, "teacher_weight must be above 0, got 0.0"),
         ("grpo", {"group_size": 1}, "group_size must be at least 2"),
@@ -131,30 +124,23 @@ def test_limits_of_the_config_replace_those_of_the_row():
         ("distill", {"length_target": 8}, "length_penalty and length_target"),
         ("gspo", {"teacher_id": "model"}, "gspo weighs whole sequences, and a teacher tokens"),
         ("grpo", {"overlong": "penalize", "overlong_buffer": 64}, "overlong_buffer (64) must be below max_tokens (64)"),
-        (
-            "grpo",
-            {"overlong": "penalize", "overlong_buffer": 2, "task_max_tokens": "countdown:2"},
-            "overlong_buffer (2) must be below max_tokens (2)",
-        ),
+        ("grpo", {**PENALIZED, "task_max_tokens": "countdown:2"}, "overlong_buffer (2) must be below max_tokens (2)"),
     ],
 )
 def test_what_contradicts_the_row_is_refused_in_one_line(algorithm, settings, message):
     assert message in refusal(algorithm, **settings)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "settings"),
-    [
+def test_what_suits_the_row_is_not_refused():
+    for algorithm, settings in (
         ("grpo", {"group_size": 2, "importance_level": "token"}),
         ("gspo", {"importance_level": "sequence"}),
         ("grpo", {"overlong": "penalize", "overlong_buffer": 63}),
         ("distill", {"overlong": "mask"}),
         ("rloo", {"teacher_prompt": "{prompt} {answer}", "teacher_weight": 0.5}),
         ("grpo", {"length_target": 64}),
-    ],
-)
-def test_what_suits_the_row_is_not_refused(algorithm, settings):
-    assert chosen(algorithm, **settings) == ALGORITHMS[algorithm]
+    ):
+        assert chosen(algorithm, **settings) == ALGORITHMS[algorithm]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -17,13 +17,13 @@ from minrl.models.thoughts import after_thoughts
 from minrl.rewards.worker import call
 from minrl.sft.config import RewardConfig
 from minrl.tasks import load_task
-from minrl.tasks.columns import ColumnReward, definition_of
+from minrl.tasks.custom import ForeignReward
 from minrl.tasks.task import Dataset, Task
 from minrl.tools import attacks as texts
 from minrl.tools import audit as program
 from minrl.tools.attacks import FAMILIES, Answers, attacks
 from minrl.tools.audit import AuditConfig, audit
-from minrl.types import Example, Job, Mistake, Reward, UserError
+from minrl.types import Example, Job, Reward, UserError
 from tests import broken_rewards as broken
 from tests.broken_rewards import answers_in, one, right
 from tests.test_code_task import mbpp
@@ -72,11 +72,6 @@ def nested(text, place=0):
     return 1 + nested(text, place + 1) if text[place : place + 1] == "(" else 0
 
 
-def notes(text, gold, example):
-    example.fields["seen"] = text
-    return right(text, example)
-
-
 def evaluates(text, gold, example):
     with contextlib.suppress(Exception):
         return eval(one(text)) == int(gold)
@@ -116,7 +111,6 @@ PLANTED = [
     ("repeatable", lambda text, gold, example: right(text, example) or 0.01 * random.random()),
     ("raises", lambda text, gold, example: one(text) != "" and int(one(text)) == int(gold)),
     ("prints", lambda text, gold, example: sys.stdout.write("read") and right(text, example)),
-    ("example", notes),
     ("returns", lambda text, gold, example: right(text, example) if answers_in(text) else float("nan")),
     ("returns", lambda text, gold, example: Reward(2 * right(text, example))),
     ("returns", lambda text, gold, example: right(text, example) if answers_in(text) else None),
@@ -252,47 +246,12 @@ def as_chat(text):
 @pytest.mark.parametrize("function", TRL, ids=lambda function: function.__name__)
 def test_a_function_of_trls_form_is_attacked(function, prompt):
     examples = [Example(one.id, prompt(one.prompt), one.fields) for one in broken.EXAMPLES]
-    assert faults(Task(Dataset([], examples), ColumnReward(function), solution=broken.solution)) == TRL[function]
-
-
-def test_a_function_of_trls_form_is_given_what_trl_gives():
-    def reward(**given):
-        seen.update(given)
-        return [None, 2.5]
-
-    seen = {}
-    examples = [Example("", as_chat(f"{n}?"), {"answer": n, "level": "easy"}) for n in (1, 2)]
-    assert ColumnReward(reward).together(["1", "\u00fc"], examples) == [None, 2.5]
-    state, functions = seen.pop("trainer_state"), [seen.pop(name) for name in ("log_extra", "log_metric")]
-    assert state.global_step == 0 and [function("name", 1.0) for function in functions] == [None, None]
-    assert seen == {
-        "prompts": [as_chat("1?"), as_chat("2?")],
-        "completions": [[{"role": "assistant", "content": text}] for text in ("1", "\u00fc")],
-        "completion_ids": [[49], [0xC3, 0xBC]],
-        "answer": [1, 2],
-        "level": ["easy", "easy"],
-    }
-
-
-def test_a_function_of_trls_form_is_a_task_of_a_file(tmp_path):
-    source = "def reward(completions, answer, **columns):\n    return [2.0] * len(answer)\n"
-    (tmp_path / "mine_of_trl.py").write_text(source)
-    rows = [{"prompt": f"{n}?", "answer": n} for n in range(40)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = load_task(f"{tmp_path}/mine_of_trl.py:reward", None, str(tmp_path / "rows.jsonl"))
-    example = task.dataset.train[0]
-    paid = call(task.paid("no", example))
-    assert (example.prompt, task.name, paid.value, paid.solved) == (f"{example['answer']}?", "reward", 2.0, True)
-    with pytest.raises(UserError, match="the columns prompt"):
-        load_task(f"{tmp_path}/mine_of_trl.py:reward").dataset.sizes()
-    with pytest.raises(UserError, match=r"held_out_share must be in \[0, 1\], got 2"):
-        definition_of(broken.of_trl).options(held_out_share=2)
-
-
-@pytest.mark.parametrize("paid", [None, 1.0, [1.0, 1.0], "1", {"a": 1}])
-def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
-    with pytest.raises(Mistake, match="must return a list of 1, one of each"):
-        ColumnReward(lambda **given: paid)("text", Example("", "?", {}))
+    assert (
+        faults(
+            Task(Dataset([], examples), ForeignReward(function.__module__, function.__name__), solution=broken.solution)
+        )
+        == TRL[function]
+    )
 
 
 def made(family, texts, prompts="?", form=("", "")):
@@ -366,9 +325,11 @@ def test_a_wrong_use_is_refused(flags, said):
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["beads", "accuracy"])
 def test_the_pages_tables_are_what_the_commands_print(name, tmp_path, monkeypatch, capsys):
-    page, readme = ((ROOT / one).read_text() for one in ("docs/audit.md", "README.md"))
-    source = re.search(r"```python\n(.*?)```" if name == "beads" else r"```py\n(.*?)```", readme + page, re.DOTALL)
-    (tmp_path / f"{name}.py").write_text(source[1])
+    page, tasks = ((ROOT / one).read_text() for one in ("docs/audit.md", "docs/task.md"))
+    (source,) = (
+        one for one in re.findall(r"```py(?:thon)?\n(.*?)```", tasks + page, re.DOTALL) if f"def {name}(" in one
+    )
+    (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "100")
     rows = [json.dumps({"prompt": f"{n + 11} + {2 * n + 17} =", "answer": str(3 * n + 28)}) for n in range(20)]

@@ -7,7 +7,6 @@ from threading import Thread
 
 import pytest
 import torch
-from loguru import logger
 
 from minrl.config import BaseModelConfig
 from minrl.run.base_model import DIGESTED, base_model_path, digest_of, make_base_model, require_demonstrations
@@ -19,6 +18,12 @@ from minrl.utils import files
 from tests.conftest import CPU
 
 SMALL = BaseModelConfig(base_steps=20, base_hidden_size=64, base_heads=2, base_batch_size=8)
+BRIEF = replace(SMALL, base_steps=1)
+
+
+@pytest.fixture
+def hanoi():
+    return load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
 
 
 def make(folder, processes, task, config=SMALL):
@@ -44,26 +49,20 @@ def test_demonstrations_are_learned_and_held_out_problems_are_not_shown(tmp_path
     assert shown and not shown & {example.id for example in task.dataset.held_out}
 
 
-def test_the_same_recipe_makes_the_same_weights_and_another_seed_others(tmp_path, processes):
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
+def test_the_same_recipe_makes_the_same_weights_and_another_seed_others(tmp_path, processes, hanoi):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        make(tmp_path / name, processes, task, replace(SMALL, base_steps=3, base_seed=seed))
+        make(tmp_path / name, processes, hanoi, replace(SMALL, base_steps=3, base_seed=seed))
     first, same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert first == same != other
-
-
-def test_what_is_loaded_is_what_was_made(tmp_path, processes):
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
-    make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
-    policy = load_policy(str(tmp_path / "base"), CPU, processes)
+    policy = load_policy(str(tmp_path / "a"), CPU, processes)
     assert policy.model.config.head_dim == 32  # one that vLLM can run on a CPU
     assert all(weight.dtype == torch.float32 for weight in policy.model.parameters())
-    prompt = policy.encode_prompt(task.dataset.train[0].prompt)
-    assert policy.tokenizer.unk_token_id not in prompt
+    assert policy.tokenizer.unk_token_id not in policy.encode_prompt(hanoi.dataset.train[0].prompt)
 
 
-def test_a_model_that_was_being_made_is_no_model(tmp_path, processes, monkeypatch):
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
+def test_a_model_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, processes, monkeypatch, hanoi):
+    """Else a kill or a power failure leaves a folder that would be taken for the whole model."""
+    folder, flushed, usual = tmp_path / "base", [], files.fsync
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -71,30 +70,19 @@ def test_a_model_that_was_being_made_is_no_model(tmp_path, processes, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("minrl.run.base_model.save_policy", killed)
         with pytest.raises(KeyboardInterrupt):
-            make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
-    assert not (tmp_path / "base").exists()
-    make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
-    assert (tmp_path / "base/model.safetensors").exists()
-
-
-def test_a_model_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, processes, monkeypatch):
-    """Else a power failure leaves a folder that would be taken for the whole model."""
-    task, folder = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)}), tmp_path / "base"
-    flushed, usual = [], files.fsync
+            make(folder, processes, hanoi, BRIEF)
+    assert not folder.exists()
     monkeypatch.setattr(files, "fsync", lambda path: flushed.append((path, folder.exists())) or usual(path))
-    make(folder, processes, task, replace(SMALL, base_steps=1))
+    make(folder, processes, hanoi, BRIEF)
     (temporary,) = {path for path, _ in flushed if path.name == ".base.tmp"}
     whole = {temporary, *(temporary / path.relative_to(folder) for path in folder.rglob("*"))}
     assert flushed[-1] == (tmp_path, True)
     assert {path for path, named in flushed if not named} == whole
 
 
-def test_a_model_that_another_process_makes_is_waited_for_and_taken(tmp_path, processes):
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
+def test_a_model_that_another_process_makes_is_waited_for_and_taken(tmp_path, processes, said, hanoi):
     config, folder, found = replace(SMALL, base_steps=2), tmp_path / "checkpoints" / "base", []
-    second = Thread(target=lambda: found.append(make(folder, processes, task, config)))
-    said = []
-    listening = logger.add(lambda message: said.append(message.record["message"]))
+    second = Thread(target=lambda: found.append(make(folder, processes, hanoi, config)))
 
     def report(step, note):
         if step == 1:
@@ -102,43 +90,32 @@ def test_a_model_that_another_process_makes_is_waited_for_and_taken(tmp_path, pr
             while not said:
                 time.sleep(0.001)
 
-    make_base_model(folder, config, CPU, task, list(task.vocabulary), processes, report)
+    make_base_model(folder, config, CPU, hanoi, list(hanoi.vocabulary), processes, report)
     second.join()
-    logger.remove(listening)
-    assert said == [f"process {os.getpid()} on {os.uname().nodename} is making the base model base: waiting for it"]
+    assert len(said) == 1 and said[0].startswith(f"process {os.getpid()} on {os.uname().nodename} is making the base")
     assert found == [[]]  # not made twice
     assert [path.name for path in folder.parent.iterdir()] == ["base"]
 
 
-def test_whatever_the_model_is_made_from_changes_its_place():
-    words, options = ["a", "b"], HanoiOptions()
-    places = [
-        base_model_path(SMALL, "hanoi", options, words, "checkpoints"),
-        base_model_path(replace(SMALL, base_steps=21), "hanoi", options, words, "checkpoints"),
-        base_model_path(SMALL, "countdown", options, words, "checkpoints"),
-        base_model_path(SMALL, "hanoi", HanoiOptions(skill=0.5), words, "checkpoints"),
-        base_model_path(SMALL, "hanoi", options, ["b", "a"], "checkpoints"),
-    ]
-    assert len(set(places)) == len(places)
-    assert places[0] == base_model_path(SMALL, "hanoi", HanoiOptions(), ["a", "b"], "checkpoints")
+def test_whatever_the_model_is_made_from_changes_its_place(hanoi):
+    fewer = replace(hanoi, dataset=Dataset(hanoi.dataset.train[1:], hanoi.dataset.held_out))
+    digests = [digest_of(one) for one in (hanoi, fewer, replace(hanoi, demonstrations=lambda example, rng: "1 A>B"))]
+    usual = (SMALL, "hanoi", HanoiOptions(), ["a", "b"], "checkpoints", "", digests[0])
+    others = [replace(SMALL, base_steps=21), "countdown", HanoiOptions(skill=0.5), ["b", "a"], "elsewhere"]
+    changed = [(*usual[:place], other, *usual[place + 1 :]) for place, other in enumerate(others)]
+    changed += [(*usual[:-1], digest) for digest in digests[1:]]
+    places = [base_model_path(*given) for given in (usual, *changed)]
+    assert len(set(places)) == len(places) == 8
+    assert places[0] == base_model_path(SMALL, "hanoi", HanoiOptions(), ["a", "b"], "checkpoints", "", digest_of(hanoi))
 
 
-def test_another_split_and_other_demonstrations_change_its_place():
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
-    fewer = replace(task, dataset=Dataset(task.dataset.train[1:], task.dataset.held_out))
-    digests = [digest_of(one) for one in (task, fewer, replace(task, demonstrations=lambda example, rng: "1 A>B"))]
-    assert len(set(digests)) == 3 and digests[0] == digest_of(task)
-    assert len({base_model_path(SMALL, "hanoi", HanoiOptions(), ["a"], "checkpoints", "", one) for one in digests}) == 3
-
-
-def test_another_answer_to_any_training_example_changes_its_place():
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
-    *before, last = task.dataset.train
+def test_another_answer_to_any_training_example_changes_its_place(hanoi):
+    *before, last = hanoi.dataset.train
     assert len(before) >= DIGESTED  # the last one is not demonstrated
 
     def digest(**fields):
         changed = replace(last, fields={**last.fields, **fields})
-        return digest_of(replace(task, dataset=Dataset([*before, changed], task.dataset.held_out)))
+        return digest_of(replace(hanoi, dataset=Dataset([*before, changed], hanoi.dataset.held_out)))
 
     class Odd:
         """Its text holds its address."""

@@ -41,8 +41,6 @@ def test_where_the_prompts_and_suffixes_of_a_stream_are(make_rollout):
     assert stream.prefix_index.tolist() == [[0, 1], [5, 0]] and stream.prefix_of.tolist() == [0, 0, 1]
     assert stream.suffix_index.tolist() == [[2, 3], [4, 0], [0, 0]]
     assert stream.runs() == ([[0, 1], [5]], [[2, 3], [4], []], [[2, 3, 4], []])
-    # Two rows of two for the prompts, and for each of the three suffixes a prompt of two and a row of two.
-    assert stream.padded_tokens == 2 * 2 + 3 * (2 + 2)
     assert pack(rollouts, [1]).suffix_index.tolist() == [[0]]  # at least a column
 
 

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from minrl.config import CHAT_TEMPLATES, FROM, ModelConfig, TrainerConfig
 from minrl.models import templates
-from minrl.models.chat import ANSWER, ANSWERS, CHAT_TEMPLATE, QUESTIONS, ChatTokenizer, as_rollout
+from minrl.models.chat import ANSWER, CHAT_TEMPLATE, ChatTokenizer, as_rollout
 from minrl.models.loading import save_model, small_qwen3
 from minrl.models.templates import TEMPLATES, settle_template
 from minrl.rollout import Plan, rollout
@@ -22,7 +22,7 @@ from minrl.run.setup import load_policy
 from minrl.types import UserError
 from minrl.utils.cli import from_dict, to_dict
 from tests import chat_templates as known
-from tests.chat_templates import tokenizer
+from tests.chat_templates import ANSWERS, QUESTIONS, tokenizer
 
 CHATML = "<|im_start|> <|im_end|>"
 INST = "[INST] [/INST]"
@@ -60,11 +60,11 @@ ENDS = {
 """The token that ends the last answer; for the others `</s>`."""
 
 DIFFERING = {
-    "qwen3": r"^'<think>\\nLet .* stands where the template writes 'It is 5\.",
-    "r1": r"^'<think>\\nLet .* stands where the template writes '\\n\\nIt is 5\.",
-    "gpt-oss": r"^'<\|return\|>.* stands where the template writes '<\|end\|>",
+    "qwen3": ("<think>\nLet ", "It is 5."),
+    "r1": ("<think>\nLet ", "\n\nIt is 5."),
+    "gpt-oss": ("<|return|>", "<|end|>"),
 }
-"""What a conversation that grows by appended turns does not have as its template writes it."""
+"""How appended turns go on where the template first writes something else, and how that does."""
 
 QUESTION = [{"role": "user", "content": QUESTIONS[0]}]
 SYSTEM = [{"role": "system", "content": "Be brief."}]
@@ -118,8 +118,28 @@ def test_an_end_token_that_the_tokenizer_adds_is_not_put_behind_a_prompt():
     assert chat.encode_prompt("5") == ids_of(chat, "5")
 
 
-def test_an_episode_of_three_turns_is_what_the_template_writes_or_the_difference_is_named(name):
-    assert re.search(DIFFERING.get(name, "^$"), chat_of(name).difference())
+def difference(chat):
+    """How an episode of appended turns goes on where it first differs from the template's rendering, and how that does;
+    nothing if it does not. The answers are as the template writes them, with thoughts where it has them."""
+    shown, template = chat.frame.shown, str(chat.tokenizer.chat_template)
+    thinks = shown.rstrip().endswith("<think>") or ("</think>" in template and not shown.rstrip().endswith("</think>"))
+    messages = conversation(QUESTIONS[0])
+    ids = chat.encode_prompt(messages)
+    for question, answer in zip(QUESTIONS[1:], ANSWERS, strict=True):
+        said, further = "<think>\nLet me see.\n</think>\n\n" * thinks + answer, {"role": "user", "content": question}
+        end = [chat.frame.end] if chat.frame.end is not None else chat.encode_text(chat.frame.space + chat.frame.stop)
+        completion = chat.encode_answer(said, chat=True) + end
+        ids += completion + chat.encode_next_turn([further], completion)
+        messages += [{"role": "assistant", "content": said}, further]
+    whole = ids_of(chat, chat.render(messages))
+    place = next((n for n in range(len(ids)) if ids[: n + 1] != whole[: n + 1]), None)
+    return () if ids == whole else (chat.decode_all(ids[place:]), chat.decode_all(whole[place:]))
+
+
+def test_an_episode_of_three_turns_is_what_the_template_writes_or_differs_as_is_known(name):
+    found, known_ones = difference(chat_of(name)), DIFFERING.get(name, ())
+    assert len(found) == len(known_ones)
+    assert all(text.startswith(begun) for text, begun in zip(found, known_ones, strict=True))
 
 
 def test_the_template_says_which_token_ends_an_answer(name):
@@ -155,7 +175,7 @@ def test_thinking_off_is_an_empty_thought_in_the_prompt_that_the_history_lacks()
     chat = chat_of("qwen3", enable_thinking=False)
     assert chat.decode_all(chat.encode_prompt(QUESTION)).endswith("assistant\n<think>\n\n</think>\n\n")
     assert chat.encode_answer("It is 5.", chat=True) == ids_of(chat, "It is 5.")
-    assert re.search(r"<think>.* stands where the template writes 'It is 5", chat.difference())
+    assert [text.split()[0] for text in difference(chat)] == ["<think>", "It"]
 
 
 def test_an_answer_with_thoughts_is_encoded_as_the_template_arranges_it():
@@ -165,25 +185,6 @@ def test_an_answer_with_thoughts_is_encoded_as_the_template_arranges_it():
     assert chat.decode_all(chat.encode_answer(own, chat=True)) == own
     dropped = chat_of("r1")  # its template leaves out the thoughts of every answer
     assert dropped.decode_all(dropped.encode_answer("hm</think>5", chat=True)) == "hm</think>5"
-
-
-def test_what_differs_is_said_once_before_the_first_turn_that_is_appended(said):
-    chat = chat_of("gpt-oss")
-    chat.encode_prompt(QUESTION)
-    chat.encode_next_turn("and then?", [5])
-    assert said == []
-    for _ in range(2):
-        chat.encode_next_turn(FURTHER, [5])
-    (line,) = said
-    assert "and '<|return|>" in line and line.count("\n") == 1
-
-
-def test_tokens_that_join_across_the_end_of_an_answer_are_named():
-    # No token ends an answer, and its last letters with the line's end are one token of this tokenizer.
-    chat = ChatTokenizer(tokenizer=tokenizer("bytes", TEMPLATES["plain"]), chat_template_options={})
-    assert chat.difference() == ""
-    chat.tokenizer.add_tokens([AddedToken("5.\n", normalized=False, special=False)])
-    assert re.search(r"^'\u01205 \. \u010a .* stands where the template writes '\u0120 5\.\\n ", chat.difference())
 
 
 @pytest.mark.parametrize("kind", ["bytes", "always", "first", "unigram", "never"])
@@ -332,7 +333,7 @@ def test_a_template_by_name_is_round_with_one_token_in_front_and_a_token_at_the_
     chat = settled(model, template, kind, special=SPECIAL[template], adds_bos=adds_bos)
     ids = chat.encode_prompt(QUESTION)
     assert ids.count(chat.tokenizer.bos_token_id) == adds_bos == (ids[0] == chat.tokenizer.bos_token_id)
-    assert chat.difference() == ""
+    assert difference(chat) == ()
     if SPECIAL[template]:
         assert chat.template_ends == {chat.tokenizer.convert_tokens_to_ids(END[template])}
         assert model.generation_config.eos_token_id == [1, *chat.template_ends]  # for other programs
@@ -345,7 +346,7 @@ def test_a_template_by_name_is_round_with_one_token_in_front_and_a_token_at_the_
 def test_an_end_that_is_no_token_of_the_tokenizer_is_a_stop_string_and_that_is_said(template, model, said):
     chat = settled(model, template)
     assert (chat.stop_strings, chat.template_ends) == ((END[template],), frozenset())
-    assert model.generation_config.eos_token_id == 1 and chat.difference() == ""
+    assert model.generation_config.eos_token_id == 1 and difference(chat) == ()
     (line,) = said
     tokens = len(ids_of(chat, END[template]))
     assert f"the chat template of mine ends an answer with {END[template]!r}, which is {tokens} tokens" in line
@@ -575,7 +576,7 @@ def test_a_token_for_white_space_does_not_end_an_answer():
     chat = chat_with(known.GEMMA.replace("<end_of_turn>\\n", "\\n\\n<end_of_turn>"), "gemma")
     chat.tokenizer.add_tokens([AddedToken("\n\n", normalized=False, special=False)])
     assert [chat.decode_all([id]) for id in chat.template_ends] == ["<end_of_turn>"]
-    assert chat.difference() == ""
+    assert difference(chat) == ()
 
 
 def test_an_end_token_that_is_added_without_being_special_is_no_text():
@@ -626,15 +627,6 @@ def test_a_half_of_a_surrogate_pair_is_refused_in_one_line():
         chat.encode_prompt(message)
     assert "\n" not in str(refused.value) and not chat.fits(message, 100)
     assert chat.encode_prompt([{"role": "user", "content": "5 \U0001f600"}])
-
-
-def test_a_conversation_of_three_turns_that_the_template_refuses_does_not_end_an_episode_of_two(said):
-    refusing = "{%- if messages | length > 4 %}{{ raise_exception('too long') }}{% endif %}"
-    chat = chat_with(refusing + known.QWEN25, "qwen2.5")
-    assert chat.decode_all(chat.encode_next_turn(FURTHER, [7])).startswith("<|im_end|>\n<|im_start|>user")
-    (line,) = said
-    assert "it cannot be compared with the template's conversation (the chat template does not take" in line
-    assert "too long" in line
 
 
 def test_a_template_by_flag_replaces_that_of_adapters_and_that_is_said(model, tmp_path, said):

@@ -1,8 +1,7 @@
 """What a task's code hands over: numbers of all kinds are rewards, and each mistake is one line."""
 
 import warnings
-from dataclasses import replace
-from functools import cached_property
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from minrl.config import RolloutConfig, TrainerConfig
 from minrl.rewards.workers import Workers
 from minrl.run.preflight import preflight
 from minrl.tasks import Task, TaskDefinition, load_task
-from minrl.tasks.checked import reward_of
+from minrl.tasks.checked import played, reward_of
 from minrl.tasks.task import Dataset, split
-from minrl.types import Example, Mistake, Reward, UserError
+from minrl.types import SOLO, Example, Mistake, Reward, Turn, UserError
 from tests import rewards
 from tests.say_sevens import NoOptions, sevens
 
@@ -27,41 +26,19 @@ def paid(value):
     return reward_of("mine", lambda completion, example: value, "7", EXAMPLE)
 
 
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        (0.5, 0.5),
-        (1, 1.0),
-        (True, 1.0),
-        (np.float32(0.25), 0.25),
-        (np.bool_(True), 1.0),
-        (np.array([0.5]), 0.5),
-        (torch.tensor(0.5), 0.5),
-        (torch.tensor([[0.25]], requires_grad=True), 0.25),
-        (torch.tensor(True), 1.0),
-        (Reward(0.5), 0.5),
-    ],
-    ids=repr,
-)
-def test_a_number_of_any_kind_is_a_reward(value, number):
-    with warnings.catch_warnings(action="error"):  # as of an array of one value, or a tensor with a gradient
-        assert paid(value) == Reward(number) and type(paid(value).value) is float
+@pytest.mark.parametrize("value", [np.array([0.25]), torch.tensor([[0.25]], requires_grad=True)], ids=repr)
+def test_a_number_in_an_array_is_a_reward_without_a_warning(value):
+    with warnings.catch_warnings(action="error"):
+        assert paid(value) == Reward(0.25) and type(paid(value).value) is float
 
 
 @pytest.mark.parametrize(
     ("value", "got"),
     [
         (None, "the reward is None (NoneType): return a number (float, int, bool, a tensor or array of one value)"),
-        ("1", "the value of a reward must be a finite number, got '1' (str)"),
         (b"1", "the value of a reward must be a finite number, got b'1' (bytes)"),
-        (bytearray(b"1"), "the value of a reward must be a finite number, got bytearray(b'1') (bytearray)"),
-        (float("nan"), "the value of a reward must be a finite number, got nan (float)"),
         (-np.inf, "the value of a reward must be a finite number, got -inf (float)"),
-        (torch.tensor(float("nan")), "the value of a reward must be a finite number, got tensor(nan) (Tensor)"),
         (torch.zeros(2, 9), "the value of a reward must be a finite number, got tensor([[0., 0.,"),
-        (np.array([0.0, 1.0]), "the value of a reward must be a finite number, got array([0., 1.]) (ndarray)"),
-        ([1.0], "the value of a reward must be a finite number, got [1.0] (list)"),
-        ({"value": 1.0}, "the value of a reward must be a finite number, got {'value': 1.0} (dict)"),
         (2.0, "a reward must be at most its maximum, got 2 of 1: pay less"),
     ],
     ids=str,
@@ -78,8 +55,6 @@ def test_what_is_no_reward_is_a_line_that_says_what_is_taken(value, got):
     ("values", "got"),
     [
         ({"parts": {"form": None}}, "part 'form' of a reward must be a finite number, got None (NoneType)"),
-        ({"parts": {"form": "1"}}, "part 'form' of a reward must be a finite number, got '1' (str)"),
-        ({"parts": {"form": float("nan")}}, "part 'form' of a reward must be a finite number, got nan (float)"),
         ({"parts": [0.5]}, "a reward's parts must be a dict, got [0.5]"),
         ({"value": "1"}, "the value of a reward must be a finite number, got '1' (str)"),
     ],
@@ -98,28 +73,29 @@ def test_a_reward_that_is_made_of_no_numbers_is_a_line_that_names_its_place(valu
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    "change",
     [
-        (lambda example: example["numbers"].sort(reverse=True), "'numbers'"),
-        (lambda example: example.fields.update(answer=7), "'answer'"),
-        (lambda example: example.fields.pop("numbers"), "'numbers'"),
-        (lambda example: example.prompt.append({"role": "user", "content": "more"}), "the prompt"),
-        (lambda example: example.category.update(level="1"), "the category"),
-        (lambda example: (example.fields.pop("numbers"), example.fields.update(answer=7)), "'numbers' and 'answer'"),
+        lambda example: example["numbers"].sort(reverse=True),
+        lambda example: example.fields.clear(),
+        lambda example: example.prompt.append({"role": "user", "content": "more"}),
     ],
 )
-def test_an_example_that_a_reward_changes_is_named(change, named):
-    example = Example("3,4", [{"role": "user", "content": "add"}], {"numbers": [3, 4]}, {})
-    with pytest.raises(Mistake, match=f"^{WHERE}the task's code changed {named} of the example"):
-        reward_of("mine", lambda completion, example: [change(example), 1.0][1], "7", example)
-    assert reward_of("mine", lambda completion, example: 1.0, "7", example) == Reward(1.0)
+def test_what_a_reward_or_an_episode_changes_is_seen_by_no_other_completion(change):
+    def episode(example, rng):
+        change(example)
+        yield Turn(SOLO, "add")
+        return {SOLO: 1.0}
+
+    fields = {"numbers": [3, 4], "check": lambda total: total == 7}
+    example = Example("3,4", [{"role": "user", "content": "add"}], fields)
+    assert reward_of("mine", lambda completion, own: [change(own), 1.0][1], "7", example) == Reward(1.0)
+    next(played("mine", episode, example, None))
+    assert (example["numbers"], len(example.prompt)) == ([3, 4], 1)
 
 
-def test_an_example_may_hold_what_cannot_be_pickled():
-    assert reward_of("mine", lambda text, example: example["check"](7), "7", EXAMPLE) == Reward(1.0)
-    example = replace(EXAMPLE, fields={**EXAMPLE.fields, "numbers": [3, 4]})
-    with pytest.raises(Mistake, match="changed something of the example"):
-        reward_of("mine", lambda text, example: [example["numbers"].pop(), 1.0][1], "7", example)
+def test_an_example_may_hold_what_cannot_be_copied():
+    fields = {"lock": Lock(), "check": lambda total: total == 7}
+    assert reward_of("mine", lambda text, example: example["check"](7), "7", Example("", "", fields)) == Reward(1.0)
 
 
 @pytest.mark.parametrize("cheap", [True, False])
@@ -130,7 +106,6 @@ def test_an_example_may_hold_what_cannot_be_pickled():
             rewards.forgets_to_return,
             "the reward is None .NoneType.: return a number .* from every branch .the first of 2.",
         ),
-        (rewards.sorts_its_numbers, "the task's code changed 'numbers' of the example"),
     ],
 )
 def test_one_mistake_ends_the_run_before_step_1(policy, engine, cheap, reward, line):
@@ -180,22 +155,6 @@ def test_an_example_that_cannot_be_shown_or_read_is_refused_in_a_line(name, valu
     vars(example)[name] = value
     with pytest.raises(UserError, match=line):
         Dataset([], [example])
-
-
-class Graph(dict):
-    """Edges by name. It keeps what was computed of it, as a graph of networkx does."""
-
-    @cached_property
-    def nodes(self):
-        return {node for edge in self.values() for node in edge}
-
-
-def test_reading_what_an_example_computes_once_does_not_change_it():
-    example = Example("3,4", "", {"graph": Graph(a=(0, 1)), "graphs": {"a": Graph()}})
-    read = lambda completion, one: len(one["graph"].nodes) / 2 + len(one["graphs"]["a"].nodes)  # noqa: E731
-    assert [reward_of("mine", read, "", example) for _ in "12"] == [Reward(1.0)] * 2
-    with pytest.raises(Mistake, match="the task's code changed 'graphs' of the example"):
-        reward_of("mine", lambda completion, one: one["graphs"]["a"].update(b=(1, 2)) or 1.0, "", example)
 
 
 def test_a_task_has_the_name_that_it_was_loaded_by(monkeypatch):

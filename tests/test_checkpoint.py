@@ -2,10 +2,8 @@
 
 import errno
 import hashlib
-import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -61,39 +59,23 @@ def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes, dtype)
     path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0, dtype=dtype)
     assert path == tmp_path / "step_000003"
     saved, own = load_file(path / "model.safetensors"), dict(policy.model.named_parameters())
-    assert {name: torch.equal(weight, own[name].to(dtype)) for name, weight in saved.items()} == dict.fromkeys(
-        own, True
-    )
+    assert saved.keys() == own.keys()
+    assert all(torch.equal(weight, own[name].to(dtype)) for name, weight in saved.items())
     assert AutoConfig.from_pretrained(path).dtype == dtype
     other = load_policy(str(path), CPU, processes)
     fresh = make_optimizer(other, OptimizerConfig())
     restore_optimizer(path, other, fresh)
-    assert weights_sha256(other) == weights_sha256(policy)
+    assert weights_sha256(other) == weights_sha256(policy) and load_state(path) == STATE
+    prompt = [{"role": "user", "content": "numbers 1 2"}]
+    assert other.encode_prompt(prompt) == policy.encode_prompt(prompt) and other.stop_ids == policy.stop_ids
     for _ in range(3):
         step(policy, optimizer)
         step(other, fresh)
     assert weights_sha256(other) == weights_sha256(policy)
-
-
-def test_without_the_optimizers_moments_it_would_not(tmp_path, trained, processes):
-    policy, optimizer = trained
-    other = load_policy(str(save(tmp_path, trained)), CPU, processes)
+    forgetful = load_policy(str(save(tmp_path, trained)), CPU, processes)  # without the optimizer's moments
     step(policy, optimizer)
-    step(other, make_optimizer(other, OptimizerConfig()))
-    assert weights_sha256(other) != weights_sha256(policy)
-
-
-def test_the_state_goes_to_the_disk_and_back(tmp_path, trained):
-    assert load_state(save_checkpoint(tmp_path, *trained, STATE, keep=0)) == STATE
-    assert TrainState(**json.loads(json.dumps(asdict(STATE)))) == STATE
-
-
-def test_a_tokenizer_and_its_template_come_back(tmp_path, trained, processes):
-    policy = trained[0]
-    other = load_policy(str(save(tmp_path, trained)), CPU, processes)
-    prompt = [{"role": "user", "content": "numbers 1 2"}]
-    assert other.encode_prompt(prompt) == policy.encode_prompt(prompt)
-    assert other.stop_ids == policy.stop_ids
+    step(forgetful, make_optimizer(forgetful, OptimizerConfig()))
+    assert weights_sha256(forgetful) != weights_sha256(policy)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
@@ -107,9 +89,8 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(tmp_path, tr
     else:
         (last / name).write_bytes(content[: len(content) // 2] if harm == "torn" else b"")
     assert name in damage(last)
-    assert newest_complete(tmp_path) == before
-    assert said == [f"checkpoint {last} is damaged ({damage(last)}); going back to the one before it\n"]
     assert find_checkpoint(tmp_path) == before
+    assert len(said) == 1 and f"{last} is damaged ({damage(last)})" in said[0]
     with pytest.raises(UserError, match=r"is damaged .* name the one before it|holds no complete checkpoint"):
         find_checkpoint(last)
 
@@ -139,24 +120,25 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_empty(tmp_path, tr
     monkeypatch.setattr(os, "listdir", refused)
     with pytest.raises(PermissionError):
         newest_complete(tmp_path)
+    monkeypatch.undo()
     assert newest_complete(tmp_path / "nowhere") is None
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        find_checkpoint(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("moment", ["save_policy", "save_optimizer", "save_state", "fsync"])
 def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, monkeypatch, moment):
     before = save(tmp_path, trained, 3)
-    kept = monkeypatch.context
 
     def killed(*_):
         raise KeyboardInterrupt
 
-    with kept() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(files if moment == "fsync" else checkpoint, moment, killed)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, trained, 4, keep=1)
     assert list(tmp_path.iterdir()) == [before]
     assert newest_complete(tmp_path) == before
-    assert newest_complete(tmp_path / "nowhere") is None
     assert save(tmp_path, trained, 4, keep=1) == newest_complete(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
 
@@ -187,21 +169,21 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_
             os.fstat(descriptor)
 
 
-def test_what_a_killed_save_left_is_no_part_of_the_next_one(tmp_path, trained):
+def test_a_save_replaces_what_a_killed_one_or_the_same_step_left(tmp_path, trained):
     left = tmp_path / ".step_000003.tmp"
     left.mkdir()
     (left / "half.safetensors").write_bytes(b"half")
-    path = save(tmp_path, trained)
-    assert damage(path) is None and not (path / "half.safetensors").exists()
-
-
-def test_a_file_where_the_checkpoints_should_be_is_refused_in_one_line(tmp_path, trained):
+    for _ in range(2):
+        path = save(tmp_path, trained)
+        step(*trained)
+        assert damage(path) is None and not (path / "half.safetensors").exists()
+    assert list(tmp_path.iterdir()) == [path]
     (tmp_path / "kept").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write .*: a file is where a folder should be$"):
         save(tmp_path / "kept", trained)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2, 3, 4, 5, 10])
+@pytest.mark.parametrize("keep", [0, 1, 2, 10])
 def test_the_newest_are_kept(tmp_path, trained, monkeypatch, keep):
     monkeypatch.setattr(checkpoint, "save_policy", lambda *given: None)  # what is in them does not
     monkeypatch.setattr(checkpoint, "save_optimizer", lambda *given: None)
@@ -211,14 +193,6 @@ def test_the_newest_are_kept(tmp_path, trained, monkeypatch, keep):
         kept = steps[:count][-keep:]
         assert {path.name for path in tmp_path.iterdir()} == {step_name(one) for one in kept}
         assert newest_complete(tmp_path).name == step_name(number)
-
-
-def test_saving_a_step_again_replaces_it(tmp_path, trained):
-    save(tmp_path, trained, 3)
-    step(*trained)
-    again = save(tmp_path, trained, 3)
-    assert damage(again) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]
 
 
 def test_what_lies_beyond_the_step_that_is_resumed_is_removed(tmp_path, trained):
@@ -259,11 +233,6 @@ def test_the_hash_of_a_file_is_that_of_its_tensors(tmp_path):
     for changed in ({"a": tensors["a"] + 1}, {"a": tensors["a"].to(torch.int32)}, {"a": tensors["a"][None]}):
         save_file({**tensors, **changed}, tmp_path / "1/x.safetensors")
         assert hash_files(tmp_path / "1") != first
-
-
-def test_a_folder_without_checkpoints_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no complete checkpoint"):
-        find_checkpoint(tmp_path)
 
 
 def test_the_hash_is_of_the_weights_and_of_nothing_else(make_policy):

@@ -14,7 +14,7 @@ import pytest
 from minrl.rewards.completions import score_file
 from minrl.rewards.workers import call
 from minrl.tasks import load_task
-from minrl.tasks.code.game import (
+from minrl.tasks.code_game import (
     MODULES,
     VERDICTS,
     CodeGameOptions,
@@ -89,7 +89,7 @@ PROGRAMS = [
     ("print(10**10**8)", "timeout", ""),
     # not the same every time, as it would be
     ("print(int(repr(object())[-9:-1], 16) % 10**9)", "refused", ""),
-    ("print(int(''.join(str('abcdefghij'.index(c)) for c in set('abcdefghij'))) % 10**9)", "crash", ""),
+    ("print(int(''.join(str('abcdefghij'.index(c)) for c in set('abcdefghij'))) % 10**9)", "refused", ""),
     # out of the language: clock, chance, machine, files, and ways around
     ("import random\nprint(random.randint(1, 9))", "refused", ""),
     ("import time\nprint(int(time.time()) // 10**7)", "refused", ""),

@@ -1,44 +1,35 @@
 """The task `code`: what programs are paid, hostile ones first; how values cross; rows, splits, modes."""
 
+import itertools
 import json
 import math
 import operator
 import subprocess
 import sys
 from collections import Counter, OrderedDict, deque, namedtuple
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from time import process_time
-from zoneinfo import ZoneInfo
 
 import pytest
 
 from minrl.sandbox import calls as sandbox
 from minrl.tasks import code, load_task
-from minrl.tasks.code import CodeOptions, extract_program, reward_for_running, reward_for_tests
-from minrl.tasks.code.judge import numbered
-from minrl.tasks.code.values import Malformed, from_json, to_json
-from minrl.tasks.rows import identity
+from minrl.tasks.code import CodeOptions, extract_program, numbered, reward_for_running, reward_for_tests
+from minrl.tasks.code_judge import from_json, to_json
+from minrl.tasks.data import identity
 from minrl.types import Example, UserError
 from tests.forked import Forked
+from tests.hostile.code_cases import SMALLEST, WORTHLESS
 
 OPTIONS = CodeOptions(timeout_s=60.0, memory_mib=256)
-STRICT = CodeOptions(timeout_s=1.0, memory_mib=256)
-ENDLESS = CodeOptions(timeout_s=0.3, memory_mib=256)  # for what ends by itself on no machine
+STRICT, ENDLESS = (CodeOptions(timeout_s=seconds, memory_mib=256) for seconds in (1.0, 0.3))
 """For programs that may wait to be stopped. One that passes passes with more time, too."""
 
 
 def mbpp(reference, *tests, setup="", number=600):
     return {"task_id": number, "text": "?", "code": reference, "test_setup_code": setup, "test_list": list(tests)}
-
-
-SMALLEST = mbpp(
-    "def smallest(a, b):\n    return a if a < b else b",
-    "assert smallest(1, 2) == 1",
-    "assert smallest(5, 3) == 3",
-    "assert smallest(-1, -1) == -1",
-)
 
 
 def paid(program, row=SMALLEST, options=OPTIONS):
@@ -61,145 +52,6 @@ def test_each_hidden_assert_counts_and_the_shown_one_only_for_the_whole():
 @pytest.mark.parametrize("end", ["exit()", "quit(0)", "import sys; sys.exit()"])
 def test_a_program_that_ends_well_after_its_definitions_has_loaded(end):
     assert paid(f"{SMALLEST['code']}\n{end}").solved
-
-
-THIEF = """
-import gc, glob, os, re, sys
-found = {}
-def look(text):
-    for a, b, c in re.findall(r"smallest\\((-?\\d+), (-?\\d+)\\) == (-?\\d+)", text): found[int(a), int(b)] = int(c)
-def smallest(a, b):
-    frame = sys._getframe()
-    while frame:
-        look(repr(frame.f_locals) + repr(frame.f_globals)[:100000] + repr(frame.f_code.co_consts))
-        frame = frame.f_back
-    for thing in gc.get_objects():
-        if isinstance(thing, (str, list, dict)):
-            try: look(repr(thing)[:100000])
-            except Exception: pass
-    paths = glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/fd/*")
-    paths += glob.glob("**/*", recursive=True) + glob.glob("/tmp/*/*")[:2000] + glob.glob("/proc/[0-9]*/mem")
-    for path in paths:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            look(os.read(descriptor, 1 << 20).decode(errors="replace"))
-            os.close(descriptor)
-        except OSError: pass
-    return found.get((a, b))
-"""
-
-WORTHLESS = {
-    "nothing": "",
-    "pass": "def smallest(a, b): pass",
-    "another name": "def largest(a, b): return min(a, b)",
-    "a value instead of a function": "smallest = 1",
-    "not python": "def smallest(a, b) return min(a, b)",
-    "fails as it loads": "def smallest(a, b): return min(a, b)\nraise ValueError",
-    "exits as it loads": "def smallest(a, b): return min(a, b)\nimport sys; sys.exit(1)",
-    "os._exit(0) before the tests": "import os; os._exit(0)",
-    "os._exit(0) in the first call": "import os\ndef smallest(a, b): os._exit(0)",
-    "raises AssertionError": "def smallest(a, b): raise AssertionError",
-    "raises StopIteration": "def smallest(a, b): raise StopIteration",
-    "raises SystemExit": "def smallest(a, b): raise SystemExit(0)",
-    "raises KeyboardInterrupt": "def smallest(a, b): raise KeyboardInterrupt",
-    "raises an exception of its own": "class E(BaseException): pass\ndef smallest(a, b): raise E",
-    "an infinite loop": "def smallest(a, b):\n    while True: pass",
-    "sleeps": "import time\ndef smallest(a, b): time.sleep(60)",
-    "recurses": "def smallest(a, b): return smallest(a, b)",
-    "a 10 GB answer": "def smallest(a, b): return 'x' * (10 * 2**30)",
-    "a 100 MB answer": "def smallest(a, b): return 'x' * (100 * 2**20)",
-    "an answer nested without end": "x = []\nx.append(x)\ndef smallest(a, b): return x",
-    "an answer nested deeply": "x = 1\nfor _ in range(900): x = [x]\ndef smallest(a, b): return x",
-    "equal to everything": "class E:\n    def __eq__(self, other): return True\ndef smallest(a, b): return E()",
-    "an integer equal to everything": """
-class E(int):
-    def __eq__(self, other): return True
-    __hash__ = int.__hash__
-def smallest(a, b): return E(7)
-""",
-    "a class equal to everything": """
-class M(type):
-    def __eq__(self, other): return True
-class E(metaclass=M): pass
-def smallest(a, b): return E
-""",
-    "prints a fake verdict": """
-print('{"loaded": true, "lost": false, "passed": [0, 1, 2]}', flush=True)
-import os
-os.write(1, b'{"loaded": true, "lost": false, "passed": [0, 1, 2]}'); os._exit(0)
-""",
-    "sends a fake verdict": """
-import json, os
-for message in ["value", True], ["passed", [0, 1, 2]], {"loaded": True, "lost": False, "passed": [0, 1, 2]}:
-    data = json.dumps(message).encode()
-    os.write(3, len(data).to_bytes(4, "big") + data)
-""",
-    "answers before it is asked": """
-import json, os
-data = json.dumps(["value", True]).encode()
-for _ in range(50): os.write(3, len(data).to_bytes(4, "big") + data)
-""",
-    "sends a handle to everything": """
-import json, os
-for data in (b'["value", ["handle", -1]]',) * 9: os.write(3, len(data).to_bytes(4, "big") + data)
-""",
-    "announces four gigabytes": "import os\nos.write(3, b'\\xff' * 100000)\nimport time; time.sleep(60)",
-    "sends nested brackets": "import os\nd = b'[' * 1000000\nos.write(3, len(d).to_bytes(4, 'big') + d)",
-    "sends garbage": "import os\nos.write(3, os.urandom(100000))",
-    "closes the channel": "import os\nos.close(3)\ndef smallest(a, b): return min(a, b)",
-    "redefines exceptions": "import builtins\nbuiltins.AssertionError = Exception\ndef smallest(a, b): return 0",
-    "redefines exit and the rest": """
-import builtins, sys, os
-for name in ("exit", "quit", "print", "len", "isinstance", "bool", "type", "__import__", "compile", "exec"):
-    setattr(builtins, name, lambda *a, **k: True)
-sys.exit = os._exit = lambda *a: True
-def smallest(a, b): return True
-""",
-    "redefines the test names": """
-def __passed__(n): pass
-__failed__ = assert_ = check = __passed__
-def smallest(a, b): return __passed__
-""",
-    "replaces its own harness": """
-import sys
-from minrl.tasks.code import candidate, values
-candidate.Candidate.do = lambda self, request: True
-values.to_json = candidate.to_json = lambda value, handle: ["passed", 0, 1, 2]
-""",
-    "looks for the tests everywhere": THIEF,
-    "knows what the prompt shows": "def smallest(a, b): return {(1, 2): 1}.get((a, b))",
-    "kills its parent": "import os\nfor p in (os.getppid(), -1, 1):\n try: os.kill(p, 9)\n except OSError: pass",
-    "fork bomb": "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
-    "closes every descriptor": "import os\nos.closerange(0, 256)\ndef smallest(a, b): return min(a, b)",
-    "null bytes": "\0",
-    "lone surrogate": "'\ud800'",
-    "nested parentheses": "(" * 100_000 + ")" * 100_000,
-}
-
-
-QUICK = {
-    "an infinite loop",
-    "a 100 MB answer",
-    "an answer nested without end",
-    "equal to everything",
-    "prints a fake verdict",
-    "sends a fake verdict",
-    "answers before it is asked",
-    "closes the channel",
-    "redefines exceptions",
-    "replaces its own harness",
-    "looks for the tests everywhere",
-    "fork bomb",
-}
-"""One of each kind. The others are tried in the slow set, as each takes a sandbox of its own."""
-
-
-@pytest.mark.parametrize(
-    "program",
-    [pytest.param(text, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, text in WORTHLESS.items()],
-)
-def test_a_program_that_does_not_solve_it_is_paid_nothing(program):
-    assert paid(program, options=ENDLESS if "while True" in program else STRICT).value == 0.0
 
 
 @pytest.mark.slow
@@ -225,103 +77,25 @@ def test_printing_and_noise_cost_nothing():
     assert paid(noisy).solved
 
 
-def test_a_test_compares_by_pythons_own_functions_and_modules():
-    row = mbpp(
-        "import math\ndef root(x): return math.sqrt(x)",
-        "assert root(4) == 2",
-        "assert abs(root(2) - 1.41421356) < 1e-6",
-        "assert math.isclose(root(9), 3) and sorted([root(1), root(0)]) == [0, 1]",
-    )
-    assert paid(row["code"], row).solved
-    cheat = """
-class math:
-    isclose = staticmethod(lambda *a: True)
-def abs(x): return 0
-def sorted(x): return [0, 1]
-def root(x): return 5.0
-"""
-    assert paid(cheat, row).value == 0.0
+BEYOND = {
+    "a method": ("class A:\n    def f(self): return 1", "assert A().f() == 1"),
+    "a method of a variable": ("class A:\n    def f(self): return 1", "a = A()\nassert a.f() == 1"),
+    "a constant of a class": ("class A: pass", "assert A.x == 1"),
+    "a kind": ("class A: pass\ndef f(): return A()", "assert isinstance(f(), A)"),
+    "an exception": ("class A(Exception): pass\ndef f(): raise A", "try:\n    f()\nexcept A:\n    pass\nassert f"),
+    "a function that is given": ("def f(g): return g(1)", "assert f(lambda x: x) == 1"),
+    "a function that is returned": ("def f(): return len", "assert f()('a') == 1"),
+}
 
 
-def test_a_function_named_like_one_of_pythons_is_the_programs_or_nobodys():
-    row = mbpp("def sum(a, b): return a + b", "assert sum(1, 2) == 3", "assert sum([4], []) == [4]")
-    assert paid(row["code"], row).solved
-    # Python's own would give 3 for sum([1, 2], 0); here the program defines none.
-    row = mbpp("def sum(a, b): return 3", "assert sum([1, 2], 0) == 3", "assert sum([3], 0) == 3")
-    assert paid("x = 1", row).value == 0.0
-
-
-def test_an_exception_of_the_program_cannot_end_a_loop_of_the_tests():
-    row = mbpp(
-        "def double(x): return 2 * x",
-        "assert double(1) == 2",
-        "assert all(map(lambda pair: double(pair[0]) == pair[1], [(1, 2), (2, 4)]))",
-        "assert [double(x) for x in (1, 2)] == [2, 4] and list(map(double, (3,))) == [6]",
-    )
-    assert paid(row["code"], row).solved
-    assert paid("def double(x): raise StopIteration", row).value == 0.0
-    assert paid("def double(x): raise GeneratorExit", row).value == 0.0
-
-
-def test_a_test_that_wants_an_exception_gets_it():
-    row = mbpp(
-        "def pick(x): return [1][x]",
-        "assert pick(0) == 1",
-        """
-try:
-    pick(5)
-    caught = None
-except IndexError as error:
-    caught = str(error)
-assert caught == 'list index out of range'
-""",
-    )
-    assert paid(row["code"], row).solved
-    assert paid("def pick(x): return 1", row).value == 0.0
-
-
-def test_an_exception_of_the_program_is_caught_as_what_it_derives_from():
-    caught = "try:\n    f(1)\n    ok = False\nexcept ValueError:\n    ok = True\nassert ok and f"
-    row = mbpp("def f(x): pass", "assert f(0) is None", caught)
-    program = "class Mine({}): pass\ndef f(x):\n    if x: raise Mine"
-    assert paid(program.format("ValueError"), row).solved
-    assert paid(program.format("KeyError"), row).value == 0.0
-
-
-def test_types_of_pythons_own_cross_by_name():
-    row = mbpp(
-        "def without(items, kind): return [item for item in items if not isinstance(item, kind)]",
-        "assert without((4, 7.5), int) == [7.5]",
-        "assert without((4, 'a'), str) == [4] and without((4, [5]), (list, dict)) == [4]",
-        "assert without((1, int), float) == [1, int]",
-    )
-    assert paid(row["code"], row).solved
-    forged = "class M(type):\n    def __eq__(self, other): return True\nclass E(metaclass=M): pass\n"
-    assert paid(forged + "def without(items, kind): return [E]", row).value == 0.0
-
-
-def test_classes_of_the_program_are_used_across_the_pipe():
-    reference = """
-class Stack:
-    def __init__(self, *items): self.items, self.top = list(items), None
-    def push(self, item): self.items.append(item); return self
-    def pop(self): return self.items.pop()
-    def __len__(self): return len(self.items)
-    def __iter__(self): return iter(self.items)
-    def __getitem__(self, n): return self.items[n]
-def depth(stack): return len(stack.items)
-"""
-    row = mbpp(
-        reference,
-        "assert depth(Stack()) == 0",
-        "assert depth(s) == 2 and s.pop() == 2 and depth(s) == 1",
-        "assert len(s) == 1 and list(s) == [1] and s[0] == 1",
-        "s.top = 5\nassert s.top == 5 and s.push(7) is s and depth(s) == 2 and s",
-        "assert list(Stack(*range(1000))) == list(range(1000))",
-        setup="s = Stack()\ns.push(1)\ns.push(2)\n",
-    )
-    assert paid(reference, row).solved
-    assert paid("def depth(s): return 2", row).value == 0.0
+def test_rows_whose_tests_need_more_than_data_are_left_out_and_counted(tmp_path, said):
+    wrong = [mbpp(code, *[test] * 2, number=number) for number, (code, test) in enumerate(BEYOND.values())]
+    path = rows_file(tmp_path, *wrong, *numbered_rows(range(100, 240)))
+    dataset = load_task("code", data_path=path).dataset
+    assert len(dataset.train) + len(dataset.held_out) == 140
+    assert f"{len(BEYOND)} of 147 rows left out: row 1: its tests call a method of A()" in said[0]
+    with pytest.raises(UserError, match="only data is exchanged with the program"):
+        load_task("code", data_path=rows_file(tmp_path, wrong[0])).dataset.sizes()
 
 
 HUMANEVAL = {
@@ -404,13 +178,13 @@ def test_fences_are_found_in_linear_time(text):
 Point = namedtuple("Point", "x y")
 PLAIN = [
     None, True, 0, -1, 10**400, 1.5, -0.0, math.inf, 1e300, 2j, complex(math.inf, 0), "a", "\ud800", "\u2028", b"\xff",
-    [], [1, [2]], (1,), {1: "a", (1, 2): [3]}, {"a"}, frozenset({(1,)}), {"list": ["handle", 3]}, ["handle", 0],
+    [], [1, [2]], (1,), {1: "a", (1, 2): [3]}, {"a"}, frozenset({(1,)}), {"list": ["object", 3]}, ["named", "int"],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values_cross_unchanged(value):
-    data = json.loads(json.dumps(to_json(value, pytest.fail), allow_nan=False))
+    data = json.loads(json.dumps(to_json(value, pytest.fail)))
     back = from_json(data, pytest.fail)
     assert back == value and type(back) is type(value) and repr(back) == repr(value)
 
@@ -420,15 +194,13 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
         (Point(1, 2), (1, 2)),
         (Counter("aab"), {"a": 2, "b": 1}),
         (OrderedDict(a=1), {"a": 1}),
-        (bytearray(b"a"), b"a"),
-        ({"a": 1}.keys(), {"a"}),
         (range(1, 10**400, 2), range(1, 10**400, 2)),
         (Fraction(-1, 3), Fraction(-1, 3)),
         (Decimal("1.50"), Decimal("1.5")),
         (deque([1, (2,)], maxlen=5), deque([1, (2,)])),
         (date(2020, 2, 29), date(2020, 2, 29)),
         (time(1, 2, 3, 4), time(1, 2, 3, 4)),
-        (datetime(2020, 1, 1, tzinfo=timezone(timedelta(hours=2))), datetime(2019, 12, 31, 22, tzinfo=UTC)),
+        (datetime(2020, 1, 1, 2, 3, 4, 5), datetime(2020, 1, 1, 2, 3, 4, 5)),
         (timedelta(-1, 2, 3), timedelta(-1, 2, 3)),
         ([len, math.sqrt, operator.add, KeyError], [len, math.sqrt, operator.add, KeyError]),
     ):
@@ -436,14 +208,16 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
         assert back == plain and type(back) is type(plain)
     for value in (
         object(),
-        iter([]),
         type("E", (int,), {"__eq__": lambda self, other: True})(1),
         type("Fraction", (Fraction,), {"__eq__": lambda self, other: True})(1),
-        datetime(2020, 1, 1, tzinfo=ZoneInfo("UTC")),
         print,
         object,
     ):
-        assert to_json(value, lambda _: 7) == ["handle", 7]
+        assert to_json(value, lambda _: 7) == 7
+    for value in (itertools.count(), datetime(2020, 1, 1, tzinfo=UTC)):
+        with pytest.raises(TypeError, match="cannot cross"):
+            to_json(value, pytest.fail)
+    assert list(from_json(to_json(map(abs, [-1]), pytest.fail), pytest.fail)) == [1]
     assert math.isnan(from_json(to_json(math.nan, pytest.fail), pytest.fail))
 
 
@@ -451,18 +225,17 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
     "data",
     [
         [], ["passed", 0], ["int", 5], ["int", "zz"], ["float", "7"], ["complex", "1"], ["dict", 1], ["dict", [1]],
-        ["set", ["list"]], ["dict", [["list"], 1]], ["handle", "0"], ["handle"], {"a": 1}, ["eval"],
-        ["built", "range"], ["built", "range", 1, 2, 0], ["built", "range", "a", 1, 1],
-        ["named", "object"], ["named", 1], ["bytes", "q"],
-        ["range"], ["built", "Fraction", 1, 0], ["built", "Fraction", 0.5, 1], ["built", "date", ["bytes", "07e40101"]],
-        ["built", "Decimal", ["float", "nan"]], ["built", "deque", ["handle", 1], None],
-        ["error", 1, "E"], ["built", "E"],
+        ["set", ["list"]], ["dict", ["tuple", ["list"], 1]], ["object", 1, {}, None], ["object", "A"], {"a": 1},
+        ["eval"], ["built", "range"], ["built", "range", 1, 2, 0], ["built", "range", "a", 1, 1], ["named", "object"],
+        ["named", 1], ["bytes", "q"], ["range"], ["built", "Fraction", 1, 0], ["built", "Fraction", 0.5, 1],
+        ["built", "date", ["bytes", "07e40101"]], ["built", "Decimal", "q"], ["built", "deque", ["dict"], None],
+        ["built", "E"], ["bytes", 10**9],
     ],
     ids=repr,
 )  # fmt: skip
 def test_malformed_values_are_refused(data):
-    with pytest.raises((Malformed, ValueError, TypeError)):
-        from_json(data, lambda number: number)
+    with pytest.raises((ValueError, TypeError, ArithmeticError)):
+        from_json(data, lambda *_: 7)
 
 
 def test_an_assert_without_a_name_is_no_test():
@@ -518,6 +291,18 @@ def test_mbpps_problems_11_to_510_are_held_out(tmp_path, monkeypatch):
     dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
     assert [example.id for example in dataset.train] == ["1", "10", "511", "974"]
     assert [example.id for example in dataset.held_out] == [*map(str, range(11, 21)), "300", "510"]
+
+
+def test_sanitized_rows_are_those_of_mbpp(tmp_path):
+    keys = {"source_file": "x", "test_imports": ["import math"], "prompt": "Root."}
+    row = {**keys, "task_id": 600, "code": "def root(x): return math.sqrt(x)"}
+    row["test_list"] = ["assert root(4) == 2", "assert root(9) == math.sqrt(9)"]
+    others = [{**row, "task_id": number, "prompt": f"Root {number}."} for number in range(40)]
+    dataset = load_task("code", data_path=rows_file(tmp_path, *others)).dataset
+    assert len(dataset.train) + len(dataset.held_out) == 40
+    assert "Root" in dataset.train[0].prompt[-1]["content"]
+    assert paid("import math\n" + row["code"], row).solved and paid("def root(x): return 3", row).value == 0.5
+    assert paid("def root(x): return 2", row).value == 0.0
 
 
 def test_a_part_of_mbpp_or_an_edited_one_has_its_split_too(tmp_path):

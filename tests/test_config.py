@@ -10,7 +10,6 @@ from minrl.config import (
     BaseModelConfig,
     EngineConfig,
     EvaluationConfig,
-    LoggingConfig,
     LoraConfig,
     ModelConfig,
     OptimizerConfig,
@@ -49,6 +48,9 @@ REFUSED = [
     (LoraConfig, {"lora_alpha": 16}, "lora_alpha is read only with --lora-rank: give that too"),
     (LoraConfig, {"lora_rank": 1, "lora_target_modules": "("}, "lora_target_modules is no regular expression"),
     (EvaluationConfig, {"eval_every": 0, "patience": 2}, "patience needs evaluations during the run"),
+    (EvaluationConfig, {"eval_every": 0, "stop_at": 0.5}, "stop_at needs evaluations during the run, and eval_every"),
+    (EvaluationConfig, {"stop_at": 1.0}, r"stop_at must be 0 \(off\), or above 0 and below 1, got 1.0"),
+    (EvaluationConfig, {"patience": -1}, r"patience must be 0 \(off\), or at least 1, got -1"),
     (EngineConfig, {"engine": "vllm-server"}, "needs engine_urls: name the servers"),
     (EngineConfig, {"engine_urls": "http://127.0.0.1:1"}, "engine_urls is read only with --engine vllm-server"),
     (EvaluateConfig, {}, "name either --checkpoint .* or --completions .* got neither"),
@@ -95,12 +97,8 @@ def test_the_config_cannot_be_changed_after_its_checks():
 def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    config = TrainerConfig(
-        data_path="../rows.jsonl",
-        model=ModelConfig(model_id="model"),
-        rollout=RolloutConfig(opponent="Qwen/Qwen3-0.6B", task="countdown"),
-        logging=LoggingConfig(runs_dir="/runs", checkpoints_dir="kept"),
-    )
+    folders = {"runs_dir": "/runs", "checkpoints_dir": "kept"}
+    config = TrainerConfig(data_path="../rows.jsonl", model_id="model", opponent="Qwen/Qwen3-0.6B", **folders)
     found = with_absolute_paths(config)
     assert found.data_path == str(tmp_path.parent / "rows.jsonl")
     assert (found.model.model_id, found.rollout.opponent) == (str(tmp_path / "model"), "Qwen/Qwen3-0.6B")

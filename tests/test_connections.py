@@ -161,15 +161,16 @@ def test_words_are_shown_in_an_order_of_the_puzzles_own(tmp_path):
     assert together <= 2  # chance: 4 * 4 / 1820 for each puzzle
 
 
-def test_the_true_groups_of_every_row_are_paid_in_full_in_either_form_of_the_data(tmp_path):
+def test_the_true_groups_of_every_row_are_paid_in_full_in_each_form_of_the_data(tmp_path):
     rows = [puzzle(number) for number in range(10)]
     rows += [
         {"words": row["words"], "answers": [{"words": group["members"]} for group in row["groups"]]}
         for row in map(puzzle, range(10, 20))
     ]
+    rows += [{"id": row["id"], "date": "2024-01-01", "answers": row["groups"]} for row in map(puzzle, range(20, 30))]
     dataset = load_task("connections", None, write(tmp_path / "rows.jsonl", rows)).dataset
     examples = [*dataset.train, *dataset.held_out]
-    assert len(examples) == 20
+    assert len(examples) == 30
     assert all(reward(written(g["members"] for g in example["groups"]), example).solved for example in examples)
 
 
@@ -180,8 +181,8 @@ def test_the_true_groups_of_every_row_are_paid_in_full_in_either_form_of_the_dat
         ({"words": [*WORDS[:15], "maple"]}, "got 16 words, 15 of them different"),
         ({"groups": [{"members": GROUPS[0]}] * 4}, "16 different words"),
         ({"groups": [{"members": group} for group in GROUPS[:3]]}, "groups of 4, 4, 4"),
-        ({"groups": None}, "a puzzle needs `words` and `groups`"),
-        ({"groups": [GROUPS[0]] * 4}, "a puzzle needs `words` and `groups`"),
+        ({"groups": None}, "a puzzle needs `groups` or `answers`"),
+        ({"groups": [GROUPS[0]] * 4}, "a puzzle needs `groups` or `answers`"),
     ],
 )
 def test_a_row_that_is_no_puzzle_is_refused(tmp_path, change, said):

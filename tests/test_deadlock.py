@@ -8,10 +8,9 @@ import torch
 from crew import crew
 
 from minrl.config import ModelConfig
-from minrl.models import group, peers
+from minrl.models import distributed
+from minrl.models.distributed import LostPeer, Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.peers import LostPeer
-from minrl.models.processes import Processes
 from minrl.models.sharding import equal_passes, gathered, hold_whole, named_weights, sharded
 from minrl.policy import as_policy
 from minrl.run.setup import sharded_policy
@@ -86,7 +85,7 @@ OPERATIONS = {
 
 def left_alone(name, absent):
     """How this process ends where one does not come to an operation, and after how many seconds."""
-    group.COLLECTIVE_S, peers.PATIENCE_S = LIMIT_S, 1.0
+    distributed.COLLECTIVE_S, distributed.PATIENCE_S = LIMIT_S, 1.0
     with pytest.raises(LostPeer) as lost, Processes(ModelConfig(device="cpu", threads=1)).open() as processes:
         operation = OPERATIONS[name](processes)
         processes.wait()
@@ -118,7 +117,7 @@ def limits(kind):
 
 @pytest.mark.slow
 def test_all_groups_of_processes_have_one_time_limit():
-    assert crew(2, limits, "full") == [(("shard",), [group.COLLECTIVE_S])] * 2
+    assert crew(2, limits, "full") == [(("shard",), [distributed.COLLECTIVE_S])] * 2
     for machines in (1, 2):
         found = crew(2, limits, "hybrid", machines=machines)
-        assert found == [(("replicate", "shard"), [group.COLLECTIVE_S] * 2)] * 2
+        assert found == [(("replicate", "shard"), [distributed.COLLECTIVE_S] * 2)] * 2

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from loguru import logger
 
 from minrl.config import EvaluationConfig, OptimizerConfig, RolloutConfig, TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
@@ -29,8 +28,10 @@ from minrl.utils.cli import to_dict
 from tests.parsed import parse_run
 
 GIVEN, ADAPTERS = ["--model-id", "135M"], ["--lora-rank", "8"]
+OWN = ["--learning-rate", "3e-4", "--max-tokens", "192"]
 RATE = rates_for(135 * 10**6)
-LIMIT = sizes_for(135 * 10**6, on_gpu=False).max_tokens
+SIZES = sizes_for(135 * 10**6, on_gpu=False)
+LIMIT = SIZES.max_tokens
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,7 @@ def chosen(flags, cls=TrainerConfig):
         (GIVEN, RATE.weights, RATE.fine_tuned_weights, LIMIT),
         (GIVEN + ADAPTERS, RATE.adapters, RATE.fine_tuned_adapters, LIMIT),
         (["--model-id", "8000M"], 1e-6, 2e-5, sizes_for(8 * 10**9, on_gpu=False).max_tokens),
+        (GIVEN + OWN, 3e-4, 3e-4, 192),  # what the user gives stands over it
     ],
 )
 def test_a_default_depends_on_what_is_trained(flags, reinforcement, fine_tuning, max_tokens):
@@ -63,14 +65,13 @@ def test_a_default_depends_on_what_is_trained(flags, reinforcement, fine_tuning,
 
 def test_every_program_takes_its_own_sizes():
     """The sizes of 135M weights: each by the name that the program has for it."""
-    sizes = sizes_for(135 * 10**6, on_gpu=False)
     train, sft = parse_run(TrainerConfig, GIVEN)[0], parse_run(SftConfig, [*GIVEN, "--data", "x"])[0]
     rounds = parse_run(ExpertIterationConfig, GIVEN)[0]
-    assert (train.rollout.prompts_per_step, train.rollout.group_size) == (sizes.prompts_per_step, sizes.group_size)
+    assert (train.rollout.prompts_per_step, train.rollout.group_size) == (SIZES.prompts_per_step, SIZES.group_size)
     for one in (train, sft, rounds):
-        assert (one.evaluation.eval_examples, one.evaluation.eval_samples) == (sizes.eval_examples, sizes.eval_samples)
-    assert (sft.batch_size, rounds.batch_size) == (sizes.batch_size, sizes.batch_size)
-    assert (rounds.examples_per_round, rounds.samples_per_example) == (sizes.examples_per_round, sizes.group_size)
+        assert (one.evaluation.eval_examples, one.evaluation.eval_samples) == (SIZES.eval_examples, SIZES.eval_samples)
+    assert (sft.batch_size, rounds.batch_size) == (SIZES.batch_size, SIZES.batch_size)
+    assert (rounds.examples_per_round, rounds.samples_per_example) == (SIZES.examples_per_round, SIZES.group_size)
 
 
 def test_the_own_base_model_has_the_defaults_of_the_settings():
@@ -91,27 +92,16 @@ def test_sizes_fall_with_the_number_of_weights_and_every_model_has_some():
         assert list(table) == sorted(table) and float("inf") in table
 
 
-def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen(monkeypatch):
+def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen_and_a_config_keeps_what_it_has(tmp_path, monkeypatch):
+    config = tmp_path / "config.yaml"
+    values = to_dict(*parse_run(TrainerConfig, GIVEN))
+    assert (values["learning_rate"], values["max_tokens"]) == (RATE.weights, LIMIT)
+    config.write_text(yaml.safe_dump({**values, "learning_rate": 7e-6}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert chosen(GIVEN) == (RATE.weights, 1024)
     assert chosen([*GIVEN, "--device", "cpu"]) == (RATE.weights, LIMIT)
-
-
-def test_what_the_user_gives_stands_over_it(tmp_path):
-    assert chosen([*GIVEN, "--learning-rate", "3e-4", "--max-tokens", "192"]) == (3e-4, 192)
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"learning-rate": 1e-4, "model_id": "135M"}))
-    in_file = ["--config", str(tmp_path / "mine.yaml")]
-    assert chosen(in_file) == (1e-4, LIMIT)
-    assert chosen([*in_file, "--learning-rate", "1e-3"]) == (1e-3, LIMIT)
-
-
-def test_the_config_of_a_run_holds_what_was_chosen_and_is_read_back_the_same(tmp_path, monkeypatch):
-    config, options = parse_run(TrainerConfig, GIVEN)
-    values = to_dict(config, options)
-    assert (values["learning_rate"], values["max_tokens"]) == (RATE.weights, LIMIT)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**values, "learning_rate": 7e-6}))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # another machine, with other defaults
-    assert chosen(["--config", str(tmp_path / "config.yaml")]) == (7e-6, LIMIT)
+    assert chosen(["--config", str(config)]) == (7e-6, LIMIT)
+    assert chosen(["--config", str(config), "--learning-rate", "1e-3"]) == (1e-3, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -123,49 +113,41 @@ def test_the_config_of_a_run_holds_what_was_chosen_and_is_read_back_the_same(tmp
         (GIVEN, ["--model-id", ""], (3e-4, 192)),
         (["--learning-rate", "1e-3"], GIVEN, (1e-3, LIMIT)),
         (["--max-tokens", "300"], GIVEN, (RATE.weights, 300)),
-        ([], [*GIVEN, "--learning-rate", "3e-4", "--max-tokens", "192"], (3e-4, 192)),
+        ([], [*GIVEN, *OWN], (3e-4, 192)),
         (GIVEN, ["--model-id", "136M"], (RATE.weights, LIMIT)),
     ],
 )
 def test_defaults_in_the_config_of_a_run_are_none_of_a_run_that_trains_something_else(
-    tmp_path, trained, flags, expected
+    tmp_path, said, trained, flags, expected
 ):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(*parse_run(TrainerConfig, trained))))
-    said = []
-    listening = logger.add(lambda message: said.append(message.record["message"]))
     assert chosen(["--config", str(tmp_path / "config.yaml"), *flags]) == expected
-    logger.remove(listening)
     assert len(said) == (flags != ["--model-id", "136M"])
-    assert all(line.startswith("the config file has the defaults of what it trains") for line in said)
 
 
 def test_defaults_are_not_listed_as_changed():
     assert differing(*parse_run(TrainerConfig, GIVEN)) == {"model_id": "135M"}
-    assert differing(*parse_run(TrainerConfig, [*GIVEN, "--max-tokens", "192"])) == {
-        "model_id": "135M",
-        "max_tokens": 192,
-    }
+    changed = {"model_id": "135M", "learning_rate": 3e-4, "max_tokens": 192}
+    assert differing(*parse_run(TrainerConfig, [*GIVEN, *OWN])) == changed
 
 
-def test_what_is_trained_is_said_in_a_line_with_the_flags_that_change_it():
+def test_what_is_trained_is_reported_with_the_flags_that_change_it():
     flags = "--learning-rate 1 --prompts-per-step 2 --group-size 3 --max-tokens 4 --eval-examples 5 --eval-samples 6"
     config = parse_run(TrainerConfig, [*GIVEN, *ADAPTERS, *flags.split()])[0]
     assert what_is_trained(config, 134515008) == f"training adapters of rank 8 of 135M (135M) with {flags}"
     line = what_is_trained(SftConfig(), 10**6)
-    assert line.startswith("training all weights of the base model (1M) with --learning-rate 0.0003")
-    assert line.endswith("--batch-size 32")
+    assert "all weights of the base model (1M) with --learning-rate 0.0003" in line and "--batch-size 32" in line
 
 
-@pytest.mark.parametrize("weights", [1, 135, 360, 600, 8000])
 @pytest.mark.parametrize("adapters", [[], ADAPTERS])
-def test_no_default_learning_rate_is_named(weights, adapters):
-    config = parse_run(TrainerConfig, ["--model-id", f"{weights}M", *adapters])[0]
-    assert list(rate_findings(SimpleNamespace(num_weights=weights * 10**6), config)) == []
+def test_no_default_learning_rate_is_a_finding(adapters):
+    for weights in (1, 135, 360, 600, 8000):
+        config = parse_run(TrainerConfig, ["--model-id", f"{weights}M", *adapters])[0]
+        assert list(rate_findings(SimpleNamespace(num_weights=weights * 10**6), config)) == []
 
 
 def test_weights_are_counted_from_the_config_alone(tmp_path):
-    tokenizer = word_tokenizer(["a", "b"])
-    model = small_qwen3(tokenizer, hidden_size=32, layers=1, heads=2, seed=0)
+    model = small_qwen3(word_tokenizer(["a", "b"]), hidden_size=32, layers=1, heads=2, seed=0)
     model.config.architectures = ["Qwen3ForCausalLM"]
     model.config.save_pretrained(tmp_path)
     assert num_weights(str(tmp_path), "runs") == sum(weight.numel() for weight in model.parameters())

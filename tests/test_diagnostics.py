@@ -9,9 +9,9 @@ from together import together
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
-from minrl.models.processes import Processes
-from minrl.report.rollouts.chunk import encode
-from minrl.report.rollouts.lines import add_moved, readable
+from minrl.models.distributed import Processes
+from minrl.report.lines import add_moved, readable
+from minrl.report.rollouts import encode
 from minrl.tracking.diagnostics import UpdateDiagnostics, curves
 from minrl.types import TrainState
 from minrl.update import current_logprobs, update_policy

@@ -12,32 +12,23 @@ import pytest
 from minrl.__main__ import main
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
-from minrl.run.checkpoint import damage, newest_complete, save_checkpoint, save_policy
-from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from minrl.run.checkpoint import damage, newest_complete, save_checkpoint
 from minrl.types import TrainState, UserError
 from minrl.utils.cli import run_main
-from minrl.utils.files import refusal, require_writable
+from minrl.utils.files import require_writable
 from tests.disks import files_up_to
-from tests.test_stopping import FLAGS, NAME, NoOptions, ending
+from tests.test_stopping import FLAGS, NAME, ending
 
-STEPS = [
-    "--steps",
-    "2",
-    "--save-every",
-    "1",
-    "--chat-template-options",
-    json.dumps({"note": "x" * 2048}),
-]  # more than a page
+LONG = json.dumps({"note": "x" * 2048})  # more than a page
+STEPS = ["--steps", "2", "--save-every", "1", "--chat-template-options", LONG]
 
 
 @pytest.fixture
-def start(policy, sevens, tmp_path, monkeypatch):
+def start(sevens_model):
     """Runs train.py's main on `sevens` with a tiny model, in these two folders; the exit status."""
-    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
-    save_policy(policy, tmp_path / "model")
 
     def run(runs, kept, *more):
-        flags = ["--task", "sevens", "--model-id", str(tmp_path / "model"), *FLAGS.split(), *STEPS]
+        flags = ["--task", "sevens", "--model-id", sevens_model, *FLAGS.split(), *STEPS]
         places = ["--runs-dir", str(runs), "--checkpoints-dir", str(kept)]
         return main(["train", *(flags if "--resume" not in more else []), *places, *more])
 
@@ -78,21 +69,13 @@ def test_a_disk_that_is_read_only_or_full_is_refused_in_one_line(tmp_path):
             require_writable(folder)
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_run_that_could_not_be_written_down_does_not_load_its_model(start, tmp_path, place):
+def test_a_run_that_could_not_be_written_down_does_not_load_its_model(start, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     shutil.rmtree(tmp_path / "model")
-    places = [tmp_path / "runs", tmp_path / "kept"]
-    places[place] = tmp_path / "file"
-    with pytest.raises((UserError, OSError)) as refused:
-        start(*places)
-    assert refusal(refused.value) or "a file is where a folder should be" in str(refused.value)
-    assert str(tmp_path / "file") in str(refused.value)
-
-
-def test_a_run_whose_logger_nobody_is_logged_in_to_does_not_load_its_model(start, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    shutil.rmtree(tmp_path / "model")
+    for places in ((tmp_path / "file", tmp_path / "kept"), (tmp_path / "runs", tmp_path / "file")):
+        with pytest.raises((UserError, OSError), match=str(tmp_path / "file")):
+            start(*places)
+    pytest.importorskip("wandb")  # to whose server nobody is logged in
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -138,24 +121,6 @@ def test_a_run_that_finds_no_room_ends_in_one_line_and_goes_on_when_there_is_som
         assert not list(places[1].rglob("*.tmp"))
         again = ["--resume", "latest"] if list(places[0].glob("*/config.json")) else []
         assert start(*places, *again) == 0
-        assert ending(folder) == whole
-
-
-def test_a_disk_that_runs_full_ends_the_run_in_one_line_and_it_goes_on_after_room_was_made(start, tmp_path, capfd):
-    with disk(tmp_path / "disk", "-o", "size=16m") as folder:
-        assert start(folder / "whole/runs", folder / "whole/kept") == 0
-        whole = ending(folder / "whole")
-        size = sum(path.stat().st_size for path in (folder / "whole/kept").rglob("*"))
-        shutil.rmtree(folder / "whole")
-        (folder / "another's").write_bytes(bytes(2**24 - 3 * size // 4))  # the second checkpoint does not fit
-        with pytest.raises(UserError, match=rf"cannot write {folder}/kept/.*: No space left on device"):
-            start(folder / "runs", folder / "kept")
-        last = folder / "kept" / NAME / "step_000001"
-        assert newest_complete(last.parent) == last
-        said = capfd.readouterr().err
-        assert "Traceback" not in said and f"last checkpoint {last}: python -m minrl train --resume" in said
-        (folder / "another's").unlink()
-        assert start(folder / "runs", folder / "kept", "--resume", "latest") == 0
         assert ending(folder) == whole
 
 

@@ -10,19 +10,16 @@ import pytest
 from minrl.config import LoraConfig, ModelConfig, RolloutConfig
 from minrl.evaluate import generate, models
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.models import find_models
-from minrl.evaluate.plan import make_plan, settings_of
+from minrl.evaluate.models import find_runs
 from minrl.evaluate.run import prepared
-from minrl.evaluate.runs import find_runs
-from minrl.evaluate.stages import check_settings, folder_of, write_settings
+from minrl.evaluate.stages import differences, make_plan
+from minrl.models.distributed import Processes
 from minrl.models.lora import Adapters
-from minrl.models.processes import Processes
 from minrl.run.checkpoint import save_policy
 from minrl.run.defaults import ON_CPU, ON_GPU
 from minrl.run.folder import resolve_model
 from minrl.run.setup import load_policy
 from minrl.tasks import find_definition, load_task
-from minrl.tasks.code import CodeOptions
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
 from minrl.utils.cli import parse
@@ -172,25 +169,6 @@ def test_boards_of_other_sizes_on_pegs_that_the_run_was_trained_on_are_refused(p
         evaluated_with(*flags, "--hanoi.held-out-share", "0.6")
 
 
-def code_rows(path, first_id):
-    """Problems of MBPP's shape, numbered from an id."""
-    code, tests = "def f(x):\n    return x", ["assert f(1) == 1", "assert f(2) == 2"]
-    row = {"code": code, "test_setup_code": "", "test_list": tests}
-    rows = [{"task_id": first_id + n, "text": f"Problem {n}.", **row} for n in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def test_renumbered_problems_are_the_same_problems(place, trained, tmp_path):
-    # Asked in another form too, so that neither ids nor prompts are alike.
-    data = code_rows(tmp_path / "first.jsonl", 1000)
-    evaluated_with = evaluation_of(place, tmp_path, "code", CodeOptions(), data_path=data)
-    flags = ["--data-path", code_rows(tmp_path / "second.jsonl", 2000), "--code.mode", "execute"]
-    evaluated_with(*flags)
-    with pytest.raises(UserError, match=r"of the .* problems of code are among those that code-run was trained on"):
-        evaluated_with(*flags, "--code.held-out-share", "0.8")
-
-
 def test_runs_that_differ_are_compared_under_settings_that_are_named(trained, capsys):
     trained("one", rollout={"max_tokens": 3})
     trained("two", rollout={"max_tokens": 4})
@@ -199,39 +177,6 @@ def test_runs_that_differ_are_compared_under_settings_that_are_named(trained, ca
         checked(*command)
     assert checked(*command, "--max-tokens", "4") == 0
     assert "one was trained with max_tokens 3, here 4\n" in capsys.readouterr().err
-
-
-def test_what_is_unknown_of_a_runs_problems_is_reported(place, trained, tmp_path, capsys):
-    trained("one")
-    task = tmp_path / "task.py"
-    task.write_text("now")
-    path = tmp_path / "runs/one/config.json"
-    path.write_text(json.dumps({**read_json(path), "files": {str(task): "then", "gone.py": "then"}}))
-    assert checked("--checkpoint", "one") == 0
-    assert f"changed since one was trained: {task}; held-out problems may have moved\n" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "runs/one")
-    assert checked("--task", f"{place}/run_tasks.py:even", "--checkpoint", "checkpoints/one") == 0
-    assert "checkpoints/one: its run is not there" in capsys.readouterr().err
-
-
-def test_a_moved_runs_folder_is_not_another_run_of_its_name(trained, tmp_path):
-    trained("one")
-    for named in ("/no/such/dir/one", "some-org/one", "moved/one"):
-        assert resolve_model(named) == named  # for transformers to find or refuse
-    other = tmp_path / "elsewhere"
-    shutil.copytree(tmp_path / "runs", other / "runs")
-    assert resolve_model(str(other / "runs/one")) == resolve_model("one")  # its checkpoints are where they were
-    shutil.move(tmp_path / "checkpoints", other / "checkpoints")
-    assert resolve_model(str(other / "runs/one")) == str(other / "checkpoints/one/step_000001")  # moved with it
-    shutil.rmtree(other / "checkpoints")
-    with pytest.raises(UserError, match=r"the checkpoints of run .*/one are not in .*: name the folder"):
-        find_models([str(other / "runs/one")])
-    shutil.rmtree(tmp_path / "runs")
-    trained("one")  # another run has taken the name
-    path = tmp_path / "checkpoints/one/run.json"
-    path.write_text(path.read_text().replace('"id": "one"', '"id": "other"'))
-    with pytest.raises(UserError, match=r"the checkpoints of run .*/one are not in"):
-        resolve_model(str(other / "runs/one"))
 
 
 def test_adapters_are_evaluated_on_the_weights_that_they_were_trained_on(place, tmp_path, monkeypatch):
@@ -261,28 +206,6 @@ def test_damaged_checkpoints_are_left_out_with_a_word(trained, capsys):
     assert len(said) == 1 and "step_000002 is damaged (model.safetensors is not what was written)" in said[0]
 
 
-def test_the_commit_of_a_hubs_model_is_compared_where_it_is_known(trained, monkeypatch, tmp_path):
-    commit = ""
-    monkeypatch.setattr(models, "cached_commit", lambda name: commit)
-    config, options = parsed(["--checkpoint", "some-org/model", "--examples", "3", "--output", "out"], EvaluateConfig)
-
-    def settings():
-        return settings_of(make_plan(config, options), options)
-
-    (tmp_path / "out").mkdir()
-    nameless = replace(config, output="")
-    unnamed = folder_of(nameless, settings())
-    for now in ("", "first", ""):  # not cached yet, cached, and the cache is lost
-        commit = now
-        check_settings(tmp_path / "out", settings(), config)
-        write_settings(tmp_path / "out", settings())
-        assert folder_of(nameless, settings()) == unnamed
-    assert read_json(tmp_path / "out/config.json")["evaluation"]["generate"]["models"] == {"some-org/model": "first"}
-    commit = "second"
-    with pytest.raises(UserError, match="other weights of some-org/model"):
-        check_settings(tmp_path / "out", settings(), config)
-
-
 def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, workers, monkeypatch):
     monkeypatch.setattr(models, "cached_commit", lambda name: "new")
     config, options = parsed(["--checkpoint", str(place / "model0"), "--device", "cpu"], EvaluateConfig)
@@ -304,7 +227,7 @@ def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers
 
 
 def test_a_model_that_no_run_trained_has_the_sizes_that_train_gives_it(place, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("minrl.evaluate.runs.sizes_of", lambda name, model, runs_dir: ON_CPU[2e8])
+    monkeypatch.setattr("minrl.evaluate.models.sizes_of", lambda name, model, runs_dir: ON_CPU[2e8])
     small, served = ON_CPU[2e8], ON_GPU[math.inf]
     given = shutil.copytree(place / "model0", tmp_path / "given")
     (given / "chat_template.jinja").write_text("{{ messages }}")  # another tokenizer's
@@ -324,3 +247,31 @@ def test_a_model_that_no_run_trained_has_the_sizes_that_train_gives_it(place, tr
     assert asked_of("--models", str(place / "model0"), "some-org/model")[0][0] == small.max_tokens
     trained("one", rollout={"max_tokens": 3})
     assert asked_of("--models", "one", "some-org/model")[0][0] == 3
+
+
+def test_a_name_like_a_runs_in_another_place_is_not_the_run(trained):
+    trained("one")
+    for named in ("/no/such/dir/one", "some-org/one", "moved/one"):
+        assert resolve_model(named) == named  # for transformers to find or refuse
+
+
+def test_weights_of_the_hub_are_compared_where_their_commit_is_known():
+    def compared(before, now):
+        before, now = ({"generate": {"models": {"org/m": commit}}} for commit in (before, now))
+        return list(differences(before, now, "generate"))
+
+    assert compared("", "first") == compared("first", "") == compared("first", "first") == []
+    assert compared("first", "second") == ["other weights of org/m"]
+
+
+def test_what_is_unknown_of_a_runs_problems_is_reported(place, trained, tmp_path, capsys):
+    trained("one")
+    task = tmp_path / "task.py"
+    task.write_text("now")
+    path = tmp_path / "runs/one/config.json"
+    path.write_text(json.dumps({**read_json(path), "files": {str(task): "then", "gone.py": "then"}}))
+    assert checked("--checkpoint", "one") == 0
+    assert f"changed since one was trained: {task};" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "runs/one")
+    assert checked("--task", f"{place}/run_tasks.py:even", "--checkpoint", "checkpoints/one") == 0
+    assert "checkpoints/one: its run is not there" in capsys.readouterr().err

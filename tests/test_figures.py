@@ -1,19 +1,14 @@
 """pass@k over examples and differences by hand; what a report says where scores are missing."""
 
-import numpy as np
 import pytest
 
-from minrl.evaluate.charts import draw
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.figures import Score, example_values, in_roles, paired_difference, pass_figure
+from minrl.evaluate.generate import GREEDY, SAMPLED, EvaluatedTask, EvaluationPlan, key_of
 from minrl.evaluate.models import NamedModel
-from minrl.evaluate.plan import GREEDY, SAMPLED, EvaluationPlan, Mode, PlannedTask
-from minrl.evaluate.report import frame_of, report
-from minrl.evaluate.rows import key_of
+from minrl.evaluate.report import Score, draw, frame_of, in_roles, paired_difference, pass_figure, report
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward
 from minrl.utils.statistics import wilson
-from minrl.utils.text import json_text, plain
 
 
 def score(index, solved, role="policy"):
@@ -23,25 +18,17 @@ def score(index, solved, role="policy"):
 
 def test_a_value_for_each_example_is_the_mean_of_its_roles():
     scores = [score(0, 1, "x"), score(0, 0, "x"), score(0, 0, "o"), score(0, 0, "o"), score(1, 1, "x")]
-    assert example_values(scores, 1) == {0: 0.25, 1: 1.0}
-    assert example_values(scores, 2) == {0: 0.5}  # only the first has two samples
     value, _, examples = pass_figure(scores, 2)
-    assert (value, examples) == (0.5, 1)
+    assert (value, examples) == (0.5, 1)  # x solves and o does not; only the first has two samples
 
 
 def test_a_lost_episode_is_a_sample_of_each_role_of_its_example():
     # Example 0 lost one of two episodes of x and o, example 1 all of its two.
     scores = in_roles([score(0, 1, "x"), score(0, 1, "o"), score(0, None, ""), score(1, None, ""), score(1, None, "")])
-    assert example_values(scores, 1) == {0: 0.5, 1: 0.0}
-    assert example_values(scores, 2) == {0: 1.0, 1: 0.0}
+    assert pass_figure(scores, 2)[0] == (1 + 0) / 2
     assert pass_figure(scores, 1)[0] == 2 / 8  # two roles of four episodes
     # Where each example has a role of its own, a lost one is of nobody in particular.
     assert pass_figure(in_roles([score(0, 1, "x"), score(1, 1, "o"), score(2, None, "")]), 1)[0] == 2 / 3
-
-
-def test_where_nothing_could_be_scored_there_is_no_value():
-    value, ci95, _ = pass_figure([score(0, None), score(1, None)], 1)
-    assert np.isnan([value, *ci95]).all()
 
 
 def test_the_paired_interval_is_narrower_than_the_two_apart():
@@ -106,11 +93,11 @@ def lines_of(model):
     return [*sampled, *(line(model, i, 0, i % 2, mode=GREEDY) for i in range(4))]
 
 
-def reported(folder, lines, *modes):
+def reported(folder, lines, modes=None):
     """The report on two models, and what summary.md shows of each."""
     examples = [Example(f"e{index}", "p", {}, {"c": "d"}) for index in range(4)]
     task = Task(Dataset([], examples), lambda said, example: Reward(0.0))
-    planned = PlannedTask("t", task, examples, modes or (Mode(SAMPLED, 4, 1.0), Mode(GREEDY, 1, 0.0)))
+    planned = EvaluatedTask("t", task, examples, modes or {SAMPLED: 4, GREEDY: 1})
     config = EvaluateConfig(models=("A", "B"), tasks=("t",), charts=False)
     plan = EvaluationPlan(config, [NamedModel(name, name) for name in ("A", "B")], [planned])
     summary = report(plan, folder, {}, lines, {key_of(one): {} for one in lines})
@@ -131,7 +118,7 @@ def test_greedy_completions_are_not_the_sampled_ones(tmp_path):
     summary, shown = reported(tmp_path, lines)
     found = summary["results"][0]
     assert "pass@1" not in found and (found["n"], found["missing"]) == (0, 16) and shown["A"][1] == "-"
-    found = reported(tmp_path, lines, Mode(GREEDY, 1, 0.0))[0]["results"][0]  # at temperature 0 they are what is asked
+    found = reported(tmp_path, lines, {GREEDY: 1})[0]["results"][0]  # at temperature 0 they are what is asked
     assert (found["pass@1"], found["pass@1_greedy"], found["missing"]) == (0.5, 0.5, 0)
 
 
@@ -150,18 +137,17 @@ def test_an_evaluation_whose_judge_did_not_answer_is_not_complete(tmp_path, reas
 
 def test_charts_of_runs_over_their_steps(tmp_path):
     # On task b the run has no score.
-    about = {"ci95": [0.1, 0.3], "pass@1": 0.2, "pass@k": {"1": {"value": 0.2, "ci95": [0.1, 0.3], "examples": 4}}}
+    value = {"value": 0.2, "ci95": [0.1, 0.3], "examples": 4}
+    about = {"ci95": [0.1, 0.3], "pass@1": 0.2, "pass@k": {"1": value, "16": value, "18": value}}
     about |= {"parts": {}, "by_category": {}, "pass@1_greedy_ci95": None, "reward": 0.2, "truncated_frac": 0.0, "n": 4}
     about |= {"completion_tokens_mean": None, "examples": 4, "missing": 0}
     results = [{**about, "task": "a", "model": f"r{n}", "label": f"r{n}", "run": "r", "step": n} for n in (1, 2)]
     results.append({**about, "task": "b", "model": "other", "label": "other"})
-    frame = frame_of({"results": results, "differences": []})
-    assert [path.name for path in draw(frame, tmp_path)] == ["pass_at_1.png", "steps.png"]
+    change = {"task": "a", "model": "r2", "label": "r2", "baseline": "r1", "baseline_label": "r1", "difference": 0.1}
+    frame = frame_of({"results": results, "differences": [{**change, "ci95": [0.0, 0.2], "examples": 4}]})
+    names = ["pass_at_1.png", "pass_at_k.png", "steps.png", "differences.png"]
+    assert [path.name for path in draw(frame, tmp_path)] == names
+    frame = frame_of({"results": results[-1:], "differences": []})
+    frame = frame[~frame.figure.isin(["pass@16", "pass@18"])]
+    assert [path.name for path in draw(frame, tmp_path)] == names[:1]  # of one k, no steps and no second model
     assert all(path.stat().st_size for path in tmp_path.iterdir())
-
-
-def test_json_has_no_nan():
-    value = {"a": [float("nan"), 1.0], "b": (2.0, "x", None, float("inf"))}
-    assert plain(value) == {"a": [None, 1.0], "b": [2.0, "x", None, None]}
-    assert json_text(value) == '{"a": [null, 1.0], "b": [2.0, "x", null, null]}'
-    assert json_text({"b": 1}, indent=1) == '{\n "b": 1\n}'

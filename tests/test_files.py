@@ -117,19 +117,17 @@ def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path, mode):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_jsonl_comes_back_without_a_torn_end_which_the_next_line_replaces(tmp_path):
-    path = tmp_path / "rows.jsonl"
+def test_wherever_a_kill_cuts_jsonl_whole_lines_stay_and_the_next_one_replaces_the_torn_end(tmp_path):
+    path, rows = tmp_path / "rows.jsonl", [{"a": "\u2028"}, {"a": None}, {"\u00e9": [3, "\n"]}]
     assert read_jsonl(path) == [] and not is_torn(path)
-    write_jsonl(path, [{"a": "\u2028"}, {"a": float("nan")}])
-    assert read_jsonl(path) == [{"a": "\u2028"}, {"a": None}] and not is_torn(path)
-    with path.open("a") as file:
-        file.write('{"a": 3}')  # a kill came before its end: nobody has used it
-    assert is_torn(path) and read_jsonl(path) == [{"a": "\u2028"}, {"a": None}]
-    append_jsonl(path, [{"a": 4}, {"a": 5}])
-    assert read_jsonl(path)[2:] == [{"a": 4}, {"a": 5}] and not is_torn(path)
-    path.write_text('{"a": 1')  # not even the first line is whole
-    append_jsonl(path, [{"a": 6}])
-    assert path.read_text() == '{"a": 6}\n'
+    write_jsonl(path, [rows[0], {"a": float("nan")}, rows[2]])
+    content = path.read_bytes()
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        whole_rows = rows[: content[:size].count(b"\n")]
+        assert read_jsonl(path) == whole_rows and is_torn(path) == (size > 0 and content[size - 1 : size] != b"\n")
+        append_jsonl(path, [{"b": 4}])
+        assert read_jsonl(path) == [*whole_rows, {"b": 4}] and not is_torn(path)
 
 
 @pytest.mark.parametrize("line", [b"\0\0", b'{"a": "\xff"}', b"", b"{"])
@@ -154,22 +152,16 @@ def test_jsonl_is_cut_in_place_and_only_where_something_goes(tmp_path):
     assert cut_jsonl(tmp_path / "none.jsonl", lambda line: True) == []
 
 
-PLANTED = {
-    "a link": lambda path: path.symlink_to(path.parent),
-    "a file": lambda path: path.touch(),
-    "one of everybody": lambda path: (path.mkdir(), path.chmod(0o777)),
-    "one of a group": lambda path: (path.mkdir(), path.chmod(0o770)),
-}
-
-
-@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
-def test_a_folder_that_others_may_have_filled_is_refused_in_one_line(tmp_path, plant):
-    plant(tmp_path / "cache")
-    with pytest.raises(PermissionError, match=r"^.*/cache may hold .* set TMPDIR to a folder of your own$"):
-        private_folder(tmp_path / "cache")
-
-
-def test_a_private_folder_is_made_once_and_taken_again_by_its_user(tmp_path, monkeypatch):
+def test_a_private_folder_is_made_once_and_taken_again_by_its_user_alone(tmp_path, monkeypatch):
+    planted = {name: tmp_path / name for name in ("link", "file", "everybody's", "group's")}
+    planted["link"].symlink_to(tmp_path)
+    planted["file"].touch()
+    for name, mode in (("everybody's", 0o777), ("group's", 0o770)):
+        planted[name].mkdir()
+        planted[name].chmod(mode)
+    for path in planted.values():
+        with pytest.raises(PermissionError, match=f"^{path} may hold .* set TMPDIR to a folder of your own$"):
+            private_folder(path)
     before = os.umask(0o077)
     try:
         made = private_folder(tmp_path / "cache")

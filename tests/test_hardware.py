@@ -8,9 +8,8 @@ from test_documents import ROOT, loaded
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minrl.batch import pack
-from minrl.models.activations import kept_bytes
 from minrl.models.memory import least_activations, weights_of, with_adapters
-from minrl.models.scoring import sampled_rollout, score
+from minrl.models.scoring import kept_bytes, sampled_rollout, score
 
 HARDWARE = loaded(ROOT / "docs" / "hardware.py")
 GIB = 2**30

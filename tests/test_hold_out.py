@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from minrl.tasks import TASK_DEFINITIONS, load_task, rust
-from minrl.tasks.code.game import CONSTRUCTS, TOPICS
+from minrl.tasks.code_game import CONSTRUCTS, TOPICS
 from minrl.tasks.countdown import CountdownOptions, sums
 from minrl.tasks.hanoi import HanoiOptions, distance, moved
 from minrl.tasks.task import Task
@@ -198,7 +198,7 @@ def test_every_task_of_ours_is_looked_at():
 @pytest.mark.parametrize("name", DATA)
 def test_no_problem_of_a_file_is_on_both_sides_in_another_form(name, tmp_path, monkeypatch):
     pytest.importorskip(EXTRAS.get(name, "json"), reason=f"needs the extra of {name}")
-    monkeypatch.setattr(rust, "working_toolchain", lambda folder: "rust")  # nothing is built
+    monkeypatch.setattr(rust, "working_toolchain", lambda: "rust")  # nothing is built
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for number in range(40) for row in DATA[name](number)))
     dataset = load_task(name, data_path=str(path)).dataset

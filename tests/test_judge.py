@@ -14,8 +14,7 @@ from minrl.__main__ import main
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.plan import make_plan, settings_of
-from minrl.evaluate.stages import differences
+from minrl.evaluate.stages import differences, make_plan, settings_of
 from minrl.rewards import judge as judge_module
 from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
@@ -53,7 +52,7 @@ def make_judge(serve, tmp_path):
 
     def make(reply=lambda shown: answer("Score: 7"), **changes):
         server, settings = serve(reply)
-        cache = {"judge_cache": str(tmp_path / "judge.jsonl")}
+        cache = {"judge_cache": str(tmp_path / "judge.sqlite")}
         judges.append(Judge(JudgeConfig(**{**settings, **cache, **changes})))
         return server, judges[-1]
 
@@ -75,6 +74,9 @@ def judge_reward(judge, completion, example=EXAMPLE, reward=Reward(1.0)):  # noq
         ("Score: 9.25", 0.925),
         ("Score: 10.0\r\n", 1.0),
         ("A score: 3 would be unfair.\nScore: 5", 0.5),
+        ("**Score: 7**", 0.7),
+        ("> ## Final Score: 7/10.", 0.7),
+        ("Score: 7\nSCORE: 7.0", 0.7),
     ],
 )
 def test_the_score_is_the_last_line(reply, score):
@@ -84,9 +86,10 @@ def test_the_score_is_the_last_line(reply, score):
 @pytest.mark.parametrize(
     "reply",
     [
-        "", "7", "Score: 11", "Score: -1", "Score: 10.5", "Score: 7/10", "Score: seven", "Score: nan", "Score: 1e1",
-        "Score: ٣", "**Score: 7**", "score 7", "Score: 7\nThat is all.", "Score: 7\nScore: 7", "score: 9\nScore: 2",
-        "Score:\n7", "Score: 07", "Score: 7 Score: 8", "SCORE: 7", "Score: .5",
+        "", "7", "Score: 11", "Score: -1", "Score: 10.5", "Score: 7/5", "Score: seven", "Score: nan", "Score: 1e1",
+        "Score: ٣", "score 7", "Score: 7\nThat is all.", "score: 9\nScore: 2", "Score:\n7", "Score: 07",
+        "Score: 7 Score: 8", "Score: .5", "**Score: 0**\nScore: 10", "> Score: 0\nScore: 10",
+        "Final Score: 0\nScore: 10", "Sc\u200bore: 0\nScore: 10", "- Score\uff1a 2\nScore: 5", "Score: none\nScore: 5",
     ],
 )  # fmt: skip
 def test_a_reply_without_exactly_one_score_fails(reply):
@@ -98,8 +101,8 @@ def test_the_reward_is_a_mean_that_is_full_only_where_both_are():
     # (1 - 0.25) * 0.4 + 0.25 * 0.8 = 0.5
     half = with_part(Reward(0.4, {"format": 1.0}), 0.8, 0.25)
     assert half.value == pytest.approx(0.5) and not half.solved
-    assert half.parts == {"format": 1.0, "task": 0.4, "judge": 0.8}
-    assert with_part(Reward(1.0), 1.0, 0.3) == Reward(1.0, {"task": 1.0, "judge": 1.0})
+    assert half.parts == {"format": 1.0, "task": 0.4, "judge": 0.8, "judge_failed": 0.0}
+    assert with_part(Reward(1.0), 1.0, 0.3) == Reward(1.0, {"task": 1.0, "judge": 1.0, "judge_failed": 0.0})
     assert not with_part(Reward(0.999), 1.0, 0.3).solved and not with_part(Reward(1.0), 0.999, 0.3).solved
     shown = with_part(Reward(1.0), 0.0, 0.0)  # weight 0: shown, not paid
     assert shown.solved and shown.parts["judge"] == 0.0
@@ -126,8 +129,9 @@ def test_a_completion_cannot_speak_for_the_judge(make_judge):
     judge_reward(judge, hostile + mark)  # who knew the mark of one text would face another
     assert f"<<< completion {mark}" not in server.asked[-1]["messages"][1]["content"]
     _, quoting = make_judge(lambda shown: answer(f"It says:\n{hostile}"), judge_cache="")
-    with pytest.raises(JudgeError, match="several lines"):
-        judge_reward(quoting, hostile)
+    assert judge_reward(quoting, hostile).parts["judge_failed"] == 0.0  # the same score twice is one
+    _, differing = make_judge(lambda shown: answer(f"It says:\n{hostile}\nScore: 0"), judge_cache="")
+    assert judge_reward(differing, hostile).parts["judge_failed"] == 1.0
 
 
 def test_nothing_is_asked_twice_and_what_matters_is_asked_anew(make_judge, serve, tmp_path):
@@ -163,20 +167,9 @@ def test_nothing_is_asked_twice_and_what_matters_is_asked_anew(make_judge, serve
 def test_a_reply_without_a_score_is_asked_for_again(make_judge, first):
     replies = iter([first, "Score: 5", "Score: 9"])
     server, judge = make_judge(lambda shown: answer(next(replies)))
-    with pytest.raises(JudgeError):
-        judge_reward(judge, "4")
+    assert judge_reward(judge, "4").parts == {"task": 1.0, "judge": 0.0, "judge_failed": 1.0}
     assert judge_reward(judge, "4").parts["judge"] == 0.5
     assert judge_reward(judge, "4").parts["judge"] == 0.5 and len(server.asked) == 2
-    reopened = Judge(judge.config)
-    assert judge_reward(reopened, "4").parts["judge"] == 0.5 and len(server.asked) == 2
-    reopened.close()
-
-
-def test_a_kept_reply_without_a_score_is_as_if_it_were_not_there(make_judge, tmp_path):
-    server, judge = make_judge(lambda shown: answer("Score: 5"))
-    judge_reward(judge, "4")
-    kept = (tmp_path / "judge.jsonl").read_text()
-    (tmp_path / "judge.jsonl").write_text(kept.replace("Score: 5", "no idea"))
     reopened = Judge(judge.config)
     assert judge_reward(reopened, "4").parts["judge"] == 0.5 and len(server.asked) == 2
     reopened.close()
@@ -203,10 +196,22 @@ def test_verdicts_are_not_shown_to_the_judge_as_the_reference(make_judge, worker
     assert "secret" not in shown and "reward" not in shown and '"target": 9' in shown
 
 
-def test_a_cut_off_reply_has_no_score_even_where_it_looks_like_one(make_judge):
-    _, judge = make_judge(lambda shown: answer("Score: 1", finish_reason="length"))
-    with pytest.raises(JudgeError, match=r"got '\[length\]'"):
-        judge_reward(judge, "4")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answer("Score: 10", finish_reason="length"),
+        answer("Score: 10", finish_reason="content_filter"),
+        (400, {}, '{"error": {"code": "content_filter", "message": "no"}}'),
+        (400, {}, '{"error": {"message": "maximum context length is 8192 tokens"}}'),
+        answer("No idea."),
+        answer("Score: 0\nScore: 10"),
+    ],
+    ids=["cut off", "withheld", "filter", "context", "no score", "two scores"],
+)
+def test_what_a_completion_does_to_the_judge_is_paid_the_worst(make_judge, reply):
+    _, judge = make_judge(lambda shown: reply)
+    reward = judge_reward(judge, "4")
+    assert (reward.value, reward.parts["judge"], reward.parts["judge_failed"]) == (0.8, 0.0, 1.0)
 
 
 def test_the_reference_is_the_answer_or_all_fields_in_one_order():
@@ -227,7 +232,8 @@ def test_a_failing_judge_makes_rollouts_unscorable_and_leaves_the_others(make_ju
         assert one.ids == bare.ids  # the judge changes rewards and nothing else
         if one.reward is not None:
             assert one.reward.value == pytest.approx(0.8 * bare.reward.value + 0.2)
-            assert one.reward.parts == {**bare.reward.parts, "task": bare.reward.value, "judge": 1.0}
+            judged_parts = {"task": bare.reward.value, "judge": 1.0, "judge_failed": 0.0}
+            assert one.reward.parts == {**bare.reward.parts, **judged_parts}
 
 
 def test_judgements_are_asked_for_together(make_judge, sevens, policy, workers):
@@ -329,14 +335,15 @@ def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tm
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert score_file(load_task("gsm8k"), source, output, workers, judge) == Counts(5, 0, 4)
+    assert score_file(load_task("gsm8k"), source, output, workers, judge) == Counts(5, 0, 3)
     scored = [json.loads(line) for line in output.read_text().splitlines()]
     # (1 - 0.2) * 1 + 0.2 * 0.5
     assert scored[0]["reward"] == pytest.approx(0.9) and scored[0]["parts"]["judge"] == 0.5
     assert any("user: 2 + 3?" in asked["messages"][1]["content"] for asked in server.asked)  # in any order
-    assert [row["reward"] for row in scored[1:]] == [None] * 4
-    reasons = ["last line must be `Score: N`", "the row lacks `prompt`", "`completion` must be", "must end with"]
-    assert all(reason in row["error"] for reason, row in zip(reasons, scored[1:], strict=True))
+    assert scored[1]["reward"] == pytest.approx(0.8)
+    assert [row["reward"] for row in scored[2:]] == [None] * 3
+    reasons = ["the row lacks `prompt`", "`completion` must be", "must end with"]
+    assert all(reason in row["error"] for reason, row in zip(reasons, scored[2:], strict=True))
 
 
 def test_a_prompt_in_a_file_is_stored_as_its_text(tmp_path):
@@ -369,11 +376,25 @@ def test_bad_settings_are_refused(flags, why):
 def test_evaluate_judges_a_file_by_its_flags(serve, tmp_path, capsys):
     server, _ = serve(lambda shown: answer("Score: 10"))
     (tmp_path / "in.jsonl").write_text(json.dumps({"completion": "#### 5", "answer": "#### 5", "prompt": "2 + 3?"}))
-    flags = ["--task", "gsm8k", "--completions", str(tmp_path / "in.jsonl"), "--judge-cache", str(tmp_path / "c.jsonl")]
+    flags = [
+        "--task",
+        "gsm8k",
+        "--completions",
+        str(tmp_path / "in.jsonl"),
+        "--judge-cache",
+        str(tmp_path / "c.sqlite"),
+    ]
     flags += ["--judge-model", "m", "--judge-base-url", server.url, "--judge-weight", "0.5"]
     assert main(["evaluate", *flags, "--output", str(tmp_path / "out.jsonl")]) == 0
     row = json.loads((tmp_path / "out.jsonl").read_text())
-    assert row["solved"] and row["parts"] == {"correct": 1.0, "format": 1.0, "lenient": 1.0, "task": 1.0, "judge": 1.0}
+    assert row["solved"] and row["parts"] == {
+        "correct": 1.0,
+        "format": 1.0,
+        "lenient": 1.0,
+        "task": 1.0,
+        "judge": 1.0,
+        "judge_failed": 0.0,
+    }
 
 
 def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):
@@ -385,7 +406,7 @@ def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["--task", "gsm8k", "--completions", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     command += ["--judge-model", "m", "--judge-base-url", server.url, "--judge-weight", "0.5", "--judge-retries", "0"]
-    command += ["--judge-cache", str(tmp_path / "c.jsonl")]
+    command += ["--judge-cache", str(tmp_path / "c.sqlite")]
     assert main(["evaluate", *command]) == 1
     assert "error: the judge did not say what 1 of 2 completions are worth" in capsys.readouterr().err
     assert [json.loads(line)["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [1.0, None]
@@ -406,10 +427,10 @@ def test_scores_under_another_default_prompt_are_stale(monkeypatch, changed):
     before = [settings(*judge) for judge in (named, own, [])]
     assert [now == settings(*judge) for now, judge in zip(before, (named, own, []), strict=True)] == [True] * 3
     monkeypatch.setattr(judge_module, changed, getattr(judge_module, changed) + " Be kind.")
-    found = list(differences(before[0], settings(*named), ("score",)))
+    found = list(differences(before[0], settings(*named), "score"))
     assert any(phrase.startswith("judge words '") for phrase in found)
     assert (settings(*own) == before[1]) == (changed == "PROMPT")  # which the user's takes the place of
-    assert not list(differences(before[2], settings(), ("generate", "score")))
+    assert not list(differences(before[2], settings(), "generate"))
 
 
 TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 20
@@ -423,7 +444,7 @@ def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(se
     """The judge below says something else each time it is asked, so only what was written down can be the same."""
     chance = random.Random(0)
     server, _ = serve(lambda shown: answer(f"Score: {chance.randint(0, 10)}"))
-    places = ["--checkpoints-dir", str(tmp_path / "checkpoints"), "--judge-cache", str(tmp_path / "cache.jsonl")]
+    places = ["--checkpoints-dir", str(tmp_path / "checkpoints"), "--judge-cache", str(tmp_path / "cache.sqlite")]
     flags = [*TRAINING.split(), *places, "--judge-base-url", server.url]
 
     assert main(["train", *flags, "--runs-dir", str(tmp_path / "runs")]) == 0

@@ -30,13 +30,11 @@ def _nothing_said_yet():
     chat_client._say_once.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
-        *("sk-proj-Abc123Def456Ghi789Jkl", "AKIA0123456789ABCDEF", "0123456789ABCDEF0123456789ABCDEF"),
-        *("PREFIX_0123456789ABCDEF01", "the key is secret-123456", "", "$OPENAI_API_KEY", "A" * 65),
-    ],
-)
+SECRETS = ["sk-proj-Abc123Def456Ghi789Jkl", "AKIA0123456789ABCDEF", "0123456789ABCDEF0123456789ABCDEF"]
+SECRETS += ["PREFIX_0123456789ABCDEF01", "the key is secret-123456", "", "$OPENAI_API_KEY", "A" * 65]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
 def test_what_is_no_name_of_a_variable_is_refused_without_a_repetition(secret):
     for made in (
         lambda: JudgeConfig(judge_model="m", judge_key_variable=secret),
@@ -47,22 +45,17 @@ def test_what_is_no_name_of_a_variable_is_refused_without_a_repetition(secret):
         with pytest.raises(UserError, match="names the environment variable that holds the key") as error:
             made()
         assert not secret or secret not in str(error.value)
+    for name in ("OPENAI_API_KEY", "MY_KEY_2", "_KEY", "K"):
+        assert JudgeConfig(judge_model="m", judge_key_variable=name).judge_key_variable == name
 
 
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "MY_KEY_2", "_KEY", "K"])
-def test_names_of_variables_are_taken(name):
-    assert JudgeConfig(judge_model="m", judge_key_variable=name).judge_key_variable == name
+URLS = ["http://me:s3cretpart@host/v1", "https://s3cretpart@host/v1", "me:s3cretpart@host/v1"]
+URLS += ["http://me:s3@cretpart@host/v1", "https://host/v1?api_key=s3cretpart", "https://host/v1#s3cretpart"]
+URLS += ["https://host/sk-s3cretpart-0123456789abcdef/v1"]
+URLS += ["http://[::1/v1", "http://host:port/v1", "https:///v1", "http://api.openai.com/v1"]  # they cannot be asked
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("http://me:s3cretpart@host/v1", "https://s3cretpart@host/v1", "me:s3cretpart@host/v1"),
-        *("http://me:s3@cretpart@host/v1", "https://host/v1?api_key=s3cretpart", "https://host/v1#s3cretpart"),
-        "https://host/sk-s3cretpart-0123456789abcdef/v1",
-        *("http://[::1/v1", "http://host:port/v1", "https:///v1", "http://api.openai.com/v1"),  # they cannot be asked
-    ],
-)
+@pytest.mark.parametrize("url", URLS)
 def test_a_url_that_has_a_key_or_cannot_be_asked_is_refused_without_the_key(url):
     for made in (
         lambda: checked_url(url),

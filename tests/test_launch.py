@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from minrl.models.group import own_card, require_one_run, require_own_cards, share_of_cores
+from minrl.models.distributed import own_card, require_one_run, require_own_cards, share_of_cores
 from minrl.models.launch import Launch, first_host, launched, place, require_one_process, tasks_per_node
 from minrl.types import UserError
 from minrl.utils.processor import cpu_cores

@@ -122,9 +122,7 @@ def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, proce
 @pytest.mark.parametrize(
     ("config", "files", "reason"),
     [
-        (None, ["model_index.json"], "a pipeline of diffusers, which makes no text"),
         (None, ["model.gguf"], "give the GGUF file itself"),
-        (None, ["params.json"], "the maker's own format"),
         (None, [], "it has no config.json"),
         ({}, [], "names no model_type"),
         ({"model_type": "unheard"}, [], "does not know its model type 'unheard'"),

@@ -16,8 +16,7 @@ from minrl.config import LoraConfig, OptimizerConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.lora import Adapters, MergedWeights, adapted_layers, merged_weight
-from minrl.models.method import Method, set_method
-from minrl.models.scoring import score
+from minrl.models.scoring import Method, score, set_method
 from minrl.models.sharding import master_weights
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256

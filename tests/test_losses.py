@@ -86,6 +86,8 @@ LOW, HIGH, DUAL = {5}, {2, 3, 8}, {7}  # of PAIRS
         (clipped_surrogate, Limits(0.2, 0.28), LOW, HIGH),
         (dual_clipped_surrogate, LIMITS, LOW, HIGH | DUAL),
         (policy_gradient, Limits(), set(), set()),
+        (clipped_surrogate, Limits(), set(), set()),
+        (dual_clipped_surrogate, Limits(0.2, 0.28), LOW, HIGH),
         (None, Limits(clip_high=0.28, either_sign=True), set(), HIGH | {6, 7}),  # whose weight is bounded
     ],
 )

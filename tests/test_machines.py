@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minrl.run.checkpoint import save_policy
-from minrl.tracking.writers import read_metrics
+from minrl.run.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 
@@ -110,7 +110,7 @@ def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(fl
     ]
     try:
         run, deadline = tmp_path / "runs" / "two", time.monotonic() + 240
-        while len(read_metrics(run)) < 2 and time.monotonic() < deadline and agents[0].poll() is None:
+        while len(RunFolder(run).metrics) < 2 and time.monotonic() < deadline and agents[0].poll() is None:
             time.sleep(0.05)
         agents[1].send_signal(signal.SIGTERM)
         assert [agent.wait(timeout=120) != 0 for agent in agents] == [True, True]
@@ -122,5 +122,5 @@ def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(fl
     (saved,) = re.findall(
         r"saved (\S+); go on with: python -m minrl train --resume \S+two", (run / "log.txt").read_text()
     )
-    assert Path(saved).is_dir() and abs(int(saved.rpartition("_")[2]) - read_metrics(run)[-1]["step"]) <= 1
+    assert Path(saved).is_dir() and abs(int(saved.rpartition("_")[2]) - RunFolder(run).metrics[-1]["step"]) <= 1
     assert "Traceback" not in re.sub(r"(?s)Traceback \(most recent call last\):\n  File \"<frozen runpy>\".*", "", said)

@@ -12,7 +12,7 @@ import pytest
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
 from minrl.tasks.answers import boxes_together
-from minrl.tasks.bounded import KILL_AFTER_S, bounded
+from minrl.tasks.grader import KILL_AFTER_S, bounded
 from minrl.tasks.math import MathOptions, boxed_answer, gold_answers, r1_zero_answer, reward
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
 from minrl.utils.statistics import summarize

@@ -11,10 +11,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
-from minrl.models.activations import layers_of
 from minrl.models.launch import Launch
 from minrl.models.memory import BUCKET, Setup, Weights, needed, weights_of, with_adapters
-from minrl.models.text import decoder_of
+from minrl.models.text import decoder_of, layers_of
 from minrl.run.preflight import _ways, memory_findings, setup_of
 from tests.three_layers import SHAPE, WEIGHTS
 

@@ -15,12 +15,13 @@ from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 from minrl.__main__ import main
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
-from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
+from minrl.config import RolloutConfig, TrainerConfig
 from minrl.rollout import Rollouts
+from minrl.run.checkpoint import load_state
+from minrl.run.folder import RunFolder
 from minrl.sampling import adapt_sampling, draw_examples, missing, next_examples, tracked_plan
 from minrl.tasks.mixture import Schedule, mixture
 from minrl.tracking.metrics import step_metrics
-from minrl.tracking.writers import read_metrics
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.utils.statistics import shares, weighted_score
 from minrl.utils.task_names import task_key, weights_of
@@ -67,7 +68,7 @@ def test_the_schedule_is_a_function_of_seed_and_step_alone():
 
 
 def test_a_step_of_a_mixture_has_whole_groups_of_each_task_in_its_own_order(sevens):
-    task, config = both(sevens), TrainerConfig(rollout=RolloutConfig(prompts_per_step=4), seed=5)
+    task, config = both(sevens), TrainerConfig(prompts_per_step=4, seed=5)
     state, drawn = TrainState(), []
     for step in range(1, 7):
         due = task.schedule(config.seed, step, 4)
@@ -76,6 +77,8 @@ def test_a_step_of_a_mixture_has_whole_groups_of_each_task_in_its_own_order(seve
     of_odd = [replace(example, task="") for step in drawn for example in step if example.task == "odd"]
     assert of_odd == draw_examples(TASK.dataset.train, 8, 5, TrainState())  # 24 groups, a third of them
     assert (state.examples_drawn, state.of("sevens").examples_drawn, state.of("odd").examples_drawn) == (0, 16, 8)
+    examples, _ = tracked_plan(task, config)
+    assert [example.task for example in examples] == ["sevens"] * 2 + ["odd"] * 2
 
 
 def test_a_single_task_is_itself(sevens):
@@ -87,13 +90,10 @@ def test_a_single_task_is_itself(sevens):
 
 
 def of(make_rollout, task, *rewards, first=0, **changes):
-    return [
-        make_rollout(
-            [5], [6], group=group, task=task, reward=None if value is None else Reward(float(value)), **changes
-        )
-        for group, values in enumerate(rewards, first)
-        for value in values
-    ]
+    paid = [(group, value) for group, values in enumerate(rewards, first) for value in values]
+    made = [make_rollout([5], [6], group=group, task=task, **changes) for group, _ in paid]
+    rewarded = [None if value is None else Reward(float(value)) for _, value in paid]
+    return [replace(one, reward=reward) for one, reward in zip(made, rewarded, strict=True)]
 
 
 def test_groups_without_spread_are_replaced_by_groups_of_their_own_task(make_rollout):
@@ -104,7 +104,7 @@ def test_groups_without_spread_are_replaced_by_groups_of_their_own_task(make_rol
 
 
 def test_examples_of_the_same_identity_in_two_tasks_have_solve_rates_of_their_own(make_rollout):
-    config, state = TrainerConfig(sampling=SamplingConfig(curriculum=True)), TrainState()
+    config, state = TrainerConfig(curriculum=True), TrainState()
     sampled = [*of(make_rollout, "a", [1, 1], example_id="1"), *of(make_rollout, "b", [0, 0], first=1, example_id="1")]
     adapt_sampling(state, config, sampled)
     assert (state.of("a").solve_rates, state.of("b").solve_rates, state.solve_rates) == ({"1": 1.0}, {"1": 0.0}, {})
@@ -112,8 +112,7 @@ def test_examples_of_the_same_identity_in_two_tasks_have_solve_rates_of_their_ow
 
 @pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward])
 def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout):
-    settings = RolloutConfig(task="a,b", task_reward_scale="b:0.5", group_size=4)
-    config = TrainerConfig(rollout=settings, algorithm=AlgorithmConfig(algorithm=name))
+    config = TrainerConfig(task="a,b", task_reward_scale="b:0.5", group_size=4, algorithm=name)
     first = of(make_rollout, "a", [1, 0, 0, None], [1, 1, 1, 1], [0.5, 0.25, 0, 1])
     second = of(make_rollout, "b", [0, 1, 0.5, 0.25], [0, 0, 0, 0], first=3)
     before = {"a/policy": 0.5, "b/policy": 0.125}
@@ -126,7 +125,7 @@ def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout
     found, after = compared(mixed, config, before)
     for task, rollouts, scale in (("a", first, 1.0), ("b", second, 0.5)):
         alone, _ = compared(rollouts, config, before)
-        whole = TrainerConfig(algorithm=config.algorithm, task=task, group_size=4)
+        whole = TrainerConfig(algorithm=name, task=task, group_size=4)
         baseline = {"policy": before[f"{task}/policy"]}
         single, moved = compared([replace(one, task="") for one in rollouts], whole, baseline)
         own = torch.tensor([rollout.task == task for rollout in mixed])
@@ -137,9 +136,8 @@ def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout
 
 
 def test_the_overlong_penalty_goes_by_the_limit_of_the_task(make_rollout):
-    settings = RolloutConfig(task="a,b", max_tokens=4, task_max_tokens="b:8", group_size=2)
-    penalty = AlgorithmConfig(algorithm="dr_grpo", overlong="penalize", overlong_buffer=2)
-    config = TrainerConfig(rollout=settings, algorithm=penalty)
+    limits = {"task": "a,b", "max_tokens": 4, "task_max_tokens": "b:8", "group_size": 2}
+    config = TrainerConfig(**limits, algorithm="dr_grpo", overlong="penalize", overlong_buffer=2)
     pair = [make_rollout([5], [6]), make_rollout([5], [6, 7, 8])]  # of 4 tokens: 1 and 1 - 1/2; of 8: 1 and 1
     rollouts = [replace(one, task=task, group=group) for group, task in enumerate("ab") for one in pair]
     found = compute_advantages(rollouts, choose_algorithm(config), config, TrainState())
@@ -168,11 +166,6 @@ def test_several_processes_sample_what_one_does_of_a_mixture(processes, sevens):
     assert alone[-1]["state"]["tasks"].keys() == {"sevens", "odd"}
     for seen in together(2, single_precision, lambda policy: sampled_steps(2, policy, task)):
         assert [{**step, "mine": None} for step in seen] == alone
-
-
-def test_examples_of_every_task_are_tracked(sevens):
-    examples, _ = tracked_plan(both(sevens), TrainerConfig())
-    assert [example.task for example in examples] == ["sevens"] * 2 + ["odd"] * 2
 
 
 def test_the_score_of_all_weighs_their_intervals():
@@ -236,7 +229,7 @@ def summary(folder, name):
 
 
 def test_a_run_of_a_task_and_a_game_scores_each_and_both(whole):
-    found, lines = summary(whole, "whole"), read_metrics(whole / "runs" / "whole")
+    found, lines = summary(whole, "whole"), RunFolder(whole / "runs" / "whole").metrics
     assert found["task"] == "sevens+duel" and found["other_tasks"].keys() == {"sevens", "duel"}
     scores = [line for line in lines if "eval/sevens+duel/pass@1" in line]
     assert [line["step"] for line in scores] == [0, 2, 4]
@@ -262,31 +255,28 @@ def test_a_mixture_goes_on_bit_for_bit(whole, stop):
     before, after = summary(whole, "whole"), summary(whole, f"stopped{stop}")
     for name in ("weights_sha256", "eval_after", "other_tasks"):
         assert after[name] == before[name]
-    state = [
-        json.loads((whole / "checkpoints" / name / "step_000004" / "trainer.json").read_text())["tasks"]
-        for name in ("whole", f"stopped{stop}")
-    ]
-    assert state[0] == state[1] and state[0]["sevens"]["examples_drawn"] == 8  # two of three groups, four steps
+    states = [load_state(whole / "checkpoints" / name / "step_000004") for name in ("whole", f"stopped{stop}")]
+    assert states[0].tasks == states[1].tasks
+    assert states[0].tasks["sevens"].examples_drawn == 8  # two of three groups, four steps
 
 
-def test_a_resume_keeps_the_mixture(whole, capsys):
+def test_a_resume_keeps_the_mixture(whole):
     with pytest.raises(UserError, match=r"a resumed run keeps its config and only .* may change, got --task"):
         main(["train", "--resume", f"{whole}/runs/whole", "--task", f"{say_sevens.TASK}:1,{DUEL}:1"])
     with pytest.raises(UserError, match=r"--task /.*sevens:1,/.*duel:1 \(it has /.*sevens:2,/.*duel:1\)"):
         run(whole, *FLAGS, "--resume", "auto", "--run-name", "whole", "--task", f"{say_sevens.TASK}:1,{DUEL}:1")
 
 
-def test_evaluate_scores_a_mixture_as_it_was_trained(whole, capsys, monkeypatch):
+def test_evaluate_scores_a_mixture_as_it_was_trained(whole, monkeypatch):
     monkeypatch.chdir(whole)
     flags = str.split("--examples 4 --samples 2 --device cpu --threads 1 --quiet --no-charts --output")
     assert main(["evaluate", "--checkpoint", "runs/whole", *flags, "out"]) == 0
-    found = json.loads((Path("out") / "summary.json").read_text())
+    found = json.loads(Path("out/summary.json").read_text())
     scores = {result["task"]: result["pass@1"] for result in found["results"]}
     after = summary(whole, "whole")
     assert scores == {key: one["eval_after"]["pass@1"] for key, one in after["other_tasks"].items()}
     assert found["settings"]["generate"]["task_max_tokens"] == "sevens:3"
-    (together_,) = found["together"]
-    assert together_["pass@1"] == pytest.approx((2 * scores["sevens"] + scores["duel"]) / 3)
-    assert "## sevens+duel" in (Path("out") / "summary.md").read_text()
+    (both_,) = found["together"]
+    assert both_["pass@1"] == pytest.approx((2 * scores["sevens"] + scores["duel"]) / 3)
     assert main(["evaluate", "--checkpoint", "runs/whole", "--task", DUEL, *flags, "one.json"]) == 0
     assert json.loads(Path("one.json").read_text())["pass@1"] == scores["duel"]

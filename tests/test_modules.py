@@ -205,14 +205,6 @@ def test_a_weight_in_onednns_order_gives_the_same_product(shape, dtype, onednn):
     assert made.dtype == dtype
 
 
-def test_large_weights_of_the_model_are_not_copied_for_their_order(onednn, monkeypatch):
-    weight = nn.Parameter(torch.randn(8, 4))
-    for copied in (31, 32):
-        monkeypatch.setattr(cpu, "COPIED", copied)
-        assert (cpu.ordered(weight) is weight) == (copied < 32)
-        assert cpu.ordered(weight.detach()).is_mkldnn  # what was cast or merged is nobody's
-
-
 @pytest.mark.parametrize("onednn", [False, True])
 @pytest.mark.parametrize(("left", "right"), [(5, 9), (9, 5), (4, 4)])
 def test_products_summed_over_tokens(left, right, onednn, monkeypatch):
@@ -232,14 +224,6 @@ def test_products_summed_over_tokens(left, right, onednn, monkeypatch):
     double = torch.ones(left, right, dtype=torch.float64)
     cpu.add_summed_product(double, x, y)
     torch.testing.assert_close(double, (1 + expected).double(), atol=1e-4, rtol=1e-5)
-
-
-def test_few_compiled_products_are_kept_unless_one_says_how_many(monkeypatch):
-    first, second = cpu.KEPT_PRODUCTS
-    monkeypatch.setenv(first, "7")
-    monkeypatch.delenv(second, raising=False)
-    cpu.keep_freed_memory()
-    assert (os.environ[first], os.environ[second]) == ("7", str(cpu.KEPT_PRODUCTS[second]))
 
 
 LENGTHS = """

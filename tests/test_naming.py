@@ -11,9 +11,12 @@ from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.types import UserError
 from tests.parsed import parse_run, parsed
 
+MANY = """--learning-rate 1e-3 --group-size 4 --max-tokens 7 --temperature 0.5 --kl-coef 0.1 --entropy-coef 0.1
+    --clip-high 0.3 --adam-beta1 0.8 --weight-decay 0.1 --warmup-steps 0"""
 
-def named(flags, extends=("steps",)):
-    return full_name(*parse_run(TrainerConfig, shlex.split(flags)), extends)
+
+def named(flags, cls=TrainerConfig):
+    return full_name(*parse_run(cls, shlex.split(flags)), ("steps", "epochs", "rounds"))
 
 
 @pytest.mark.parametrize(
@@ -39,38 +42,26 @@ def test_a_name_says_what_is_not_at_its_default(flags, name):
 
 
 def test_a_name_of_many_settings_says_how_many_more_there_are():
-    name = named(
-        "--learning-rate 1e-3 --group-size 4 --max-tokens 7 --temperature 0.5 --kl-coef 0.1 --entropy-coef 0.1 "
-        "--clip-high 0.3 --adam-beta1 0.8 --weight-decay 0.1 --warmup-steps 0"
-    )
-    parts = name.removeprefix("countdown-grpo-").removesuffix("-seed0").split("-and-")
+    parts = named(MANY).removeprefix("countdown-grpo-").removesuffix("-seed0").split("-and-")
     assert len(parts[0]) <= LONGEST and parts[0].count("=") + int(parts[1].removesuffix("-more")) == 10
 
 
-def test_other_programs_have_defaults_of_their_own():
-    for cls, flags, name in (
-        (SftConfig, "--data a/rows.jsonl --epochs 2 --learning-rate 1e-3", "rows-sft-learning_rate=0.001-seed0"),
-        (SftConfig, "--data rows.jsonl --model-id x", "rows-sft-x-seed0"),
-        (ExpertIterationConfig, "--rounds 2 --batch-size 8", "countdown-expert-iteration-batch_size=8-seed0"),
-    ):
-        settings, options = parse_run(cls, flags.split())
-        assert full_name(settings, options, ("steps", "epochs", "rounds")) == name
-
-
 @pytest.mark.parametrize(
-    ("data", "name"),
+    ("flags", "name"),
     [
-        ("rows/correct.jsonl", "correct-sft-seed0"),
-        (".hidden.jsonl", "hidden-sft-seed0"),  # the list of runs has no hidden folders
-        ("a b\nc.jsonl", "a-b-c-sft-seed0"),
-        ("rows/-.jsonl", "rows-sft-seed0"),
-        ("\u00e9t\u00e9.jsonl", "\u00e9t\u00e9-sft-seed0"),
-        (f"{'x' * 79}\u00e9{'x' * 200}.jsonl", f"{'x' * 79}-sft-seed0"),  # no half of a character at byte 80
+        ("--data a/rows.jsonl --epochs 2 --learning-rate 1e-3", "rows-sft-learning_rate=0.001-seed0"),
+        ("--data rows.jsonl --model-id x", "rows-sft-x-seed0"),
+        ("--data .hidden.jsonl", "hidden-sft-seed0"),  # the list of runs has no hidden folders
+        ("--data 'a b\nc.jsonl'", "a-b-c-sft-seed0"),
+        ("--data rows/-.jsonl", "rows-sft-seed0"),
+        ("--data \u00e9t\u00e9.jsonl", "\u00e9t\u00e9-sft-seed0"),
+        (f"--data {'x' * 79}\u00e9{'x' * 200}.jsonl", f"{'x' * 79}-sft-seed0"),  # no half of a character at byte 80
     ],
 )
-def test_a_run_is_called_after_its_rows_as_a_folder_can_be(data, name):
-    config, options = parse_run(SftConfig, ["--data", data])
-    assert full_name(config, options, ("steps", "epochs")) == name
+def test_other_programs_name_a_run_after_its_rows_or_task_with_defaults_of_their_own(flags, name):
+    assert named(flags, SftConfig) == name
+    rounds = named("--rounds 2 --batch-size 8", ExpertIterationConfig)
+    assert rounds == "countdown-expert-iteration-batch_size=8-seed0"
 
 
 def test_what_is_not_at_its_default_is_written_with_the_options_of_every_task():
@@ -79,21 +70,18 @@ def test_what_is_not_at_its_default_is_written_with_the_options_of_every_task():
     assert found == {"eval_tasks": "hanoi", "steps": 5, "hanoi.max_disks": 3}
 
 
-@pytest.mark.parametrize("name", ["a/b", ".", "..", "-x", ".x", "a b", "x" * 201, "latest", "report", "base-x", "é"])
-def test_a_name_that_is_no_folders_is_refused_in_one_line(name):
-    with pytest.raises(UserError, match=r"run_name must be a folder's name .* got") as error:
-        LoggingConfig(run_name=name)
-    assert "\n" not in str(error.value)
+def test_a_name_is_that_of_a_folder_or_refused_in_one_line():
+    for name in ("a", "A.b_c-1+2=3", "x" * 200, "latest-2", "reports"):
+        assert LoggingConfig(run_name=name).run_name == name
+    for name in ("a/b", ".", "..", "-x", ".x", "a b", "x" * 201, "latest", "report", "base-x", "\u00e9"):
+        with pytest.raises(UserError, match=r"run_name must be a folder's name .* got [^\n]*$"):
+            LoggingConfig(run_name=name)
 
 
 def test_another_run_with_a_runs_config_takes_over_neither_its_name_nor_its_note(tmp_path):
-    config = {"task": "countdown", "run_name": "mine", "note": "first", "group_size": 4}
-    for record, name in (({"minrl_run": "mine", "config": config}, ""), (config, "mine")):
+    config = {"task": "hanoi", "run_name": "mine", "note": "first", "group_size": 4, "tasks": {"hanoi": {"skill": 0.5}}}
+    for record, name in (({"minrl_run": "mine", "config": config, "commit": None}, ""), (config, "mine")):
         (tmp_path / "config.json").write_text(json.dumps(record))
-        settings = parsed(["--config", str(tmp_path / "config.json")])[0]
+        settings, options = parsed(["--config", str(tmp_path / "config.json")])
         assert (settings.logging.run_name, settings.rollout.group_size) == (name, 4)
-
-
-def test_a_folders_name_is_taken():
-    for name in ("a", "A.b_c-1+2=3", "x" * 200, "latest-2", "reports"):
-        assert LoggingConfig(run_name=name).run_name == name
+        assert (settings.logging.note, options["hanoi"].skill) == ("first" * bool(name), 0.5)

@@ -12,7 +12,7 @@ from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
 from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
-from minrl.evaluate import plan as evaluation_plan
+from minrl.evaluate import stages
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.run import setup
@@ -134,7 +134,7 @@ def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):
 
     task = Task(EXAMPLES, None, episode=episode, frozen_opponent=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluation_plan, "load_task", lambda *_: task)
+    monkeypatch.setattr(stages, "load_task", lambda *_: task)
     flags = (
         f"--task tictactoe --checkpoint {tmp_path}/model0 --examples 4 --samples 1 --max-tokens 6 --device cpu".split()
     )

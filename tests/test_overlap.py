@@ -9,7 +9,7 @@ import torch
 
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 from minrl.rewards.judge import judged, with_part
 from minrl.rewards.worker import Failure, Lost
 from minrl.rewards.workers import Workers

@@ -49,7 +49,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         found = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     assert found == expected
-    assert {"minrl/py.typed", "minrl/report/rollouts/page/page.html"} <= found.keys()
+    assert {"minrl/py.typed", "minrl/report/templates/rollouts.html"} <= found.keys()
     assert wheel.name == f"minrl-{minrl.__version__}-py3-none-any.whl"
 
 

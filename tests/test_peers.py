@@ -5,8 +5,8 @@ import torch
 from crew import crew
 
 from minrl.config import ModelConfig
-from minrl.models import processes as processes_module
-from minrl.models.processes import Processes, buckets
+from minrl.models import distributed as processes_module
+from minrl.models.distributed import Processes, buckets
 from minrl.types import UserError
 
 

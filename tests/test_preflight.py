@@ -1,30 +1,25 @@
-"""What would go wrong is said before step 1, in one line each, with what to do."""
+"""What would go wrong is found before step 1, in one line each, with what to do."""
 
 import copy
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from together import together
 
-from minrl.config import (
-    EvaluationConfig,
-    LoggingConfig,
-    LoraConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RolloutConfig,
-    TrainerConfig,
-)
+import minrl
+from minrl.config import LoraConfig, OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.loading import word_tokenizer
 from minrl.models.memory import all_activations, decoder_copies, least_activations
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts
+from minrl.run import preflight as module
 from minrl.run.checkpoint import save_checkpoint
 from minrl.run.defaults import rates_for
 from minrl.run.preflight import (
@@ -53,14 +48,10 @@ from minrl.types import Example, Reward, TrainState, UserError
 from tests.rewards import unfinished
 
 END = 2
-ROOT = Path(__file__).parent.parent
 
 
-def findings(policy, rollouts, failures=(), limit=8):
-    """Of completions of at most `limit` tokens, in a run of completions of at most 8."""
-    task = Task(Dataset(lengths(1), lengths(2)), lambda text, example: Reward(0.0))
-    config = TrainerConfig(rollout=RolloutConfig(max_tokens=8))
-    return list(sample_findings(policy, None, "mine", task, Rollouts(rollouts, list(failures)), limit, 0.0, config))
+def never(text, example):
+    return Reward(0.0)
 
 
 def lengths(*counts):
@@ -68,62 +59,55 @@ def lengths(*counts):
     return [Example(str(count), " ".join(["1"] * count), {}) for count in counts]
 
 
+def one_finding(findings, *words):
+    (finding,) = findings
+    assert all(word in finding for word in words), finding
+
+
 @pytest.mark.parametrize("prompt", [" ".join(["1"] * 400), " ".join(["1"] * 10), "", " \n", [], "1 \ud800"])
-def test_examples_without_a_prompt_or_room_are_left_out_counted_and_said(prompt, policy, engine, said):
+def test_examples_without_a_prompt_or_room_are_left_out_and_counted(prompt, policy, engine, said):
     policy.model.config.max_position_embeddings = 10
     dataset = Dataset([*lengths(3, 9), Example("none", prompt, {})], lengths(5, 11))
-    kept = leave_out_unusable(policy, engine, "mine", Task(dataset, lambda text, example: Reward(0.0))).dataset
+    kept = leave_out_unusable(policy, engine, "mine", Task(dataset, never)).dataset
     assert ([e.id for e in kept.train], [e.id for e in kept.held_out]) == (["3", "9"], ["5"])
-    assert "mine: 1 of 3 training examples are left out" in said[0] and "10 tokens" in said[0]
-    assert "mine: 1 of 2 held-out examples are left out" in said[1]
+    assert "1 of 3 training examples" in said[0] and "1 of 2 held-out examples" in said[1]
     for split, train, held_out in (("training", (10, 12), (5,)), ("held-out", (5,), (10,))):
-        task = Task(Dataset(lengths(*train), lengths(*held_out)), lambda text, example: Reward(0.0))
-        with pytest.raises(UserError, match=f"no {split} example of mine leaves room for a completion in the 10"):
+        task = Task(Dataset(lengths(*train), lengths(*held_out)), never)
+        with pytest.raises(UserError, match=f"no {split} example of mine"):
             leave_out_unusable(policy, engine, "mine", task)
 
 
 ENDED, OPEN, CUT = ([5, END], "stop"), ([5, 6], "stop"), ([5, 6], "length")
-FRAMES = ['File "/mine/beads.py", line 7, in reward', f'File "{ROOT}/minrl/types.py", line 56, in __getitem__']
-FOUND = {  # the completions with their rewards, the failures, the limit of the sample, and what is found
-    "healthy": ([(ENDED, 0.0), (ENDED, 1.0)], [], 8, ""),
-    "ended by a stop string": ([(OPEN, 0.0), (OPEN, 1.0)], [], 8, ""),
-    "no end token": ([(CUT, 0.0), (CUT, 1.0)], [], 8, "no completion produced an end token [2] in 8 tokens: raise"),
-    "equal": ([(ENDED, 0.1)] * 4, [], 8, "every completion was rewarded 0.1: nothing can be learned"),
-    "a tenth cut off": ([(CUT, 0.0), *[(ENDED, 1.0)] * 9], [], 8, ""),
-    "more": ([(CUT, 0.0), *[(ENDED, 1.0)] * 8], [], 8, "11% of the completions were cut off at 8 tokens: raise --max-"),
-    "cut off by the sample's own limit": ([(CUT, 0.0)] * 3, [], 2, ""),
-    "and ended": ([*[(CUT, 0.0)] * 3, (ENDED, 0.5)], [], 2, "every completion was rewarded 0.5"),
-    "failed": (
-        [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)],
-        ["Traceback\n  File\nKeyError: 'answer'\n"],
-        8,
-        "1 of 3 rewards failed, the first with: KeyError: 'answer'; fix",
-    ),
-    "failed in the task": (
-        [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)],
-        ["Traceback\n  " + "\n  ".join(FRAMES) + "\nKeyError: 'answer'\n"],
-        8,
-        "KeyError: 'answer' (/mine/beads.py:7); fix",
-    ),
-    "failed in MinRL": (
-        [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)],
-        [f"Traceback\n  {FRAMES[1]}\nKeyError: 'answer'\n"],
-        8,
-        f"KeyError: 'answer' ({ROOT}/minrl/types.py:56); fix",
-    ),
+FAILED = [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)]
+OWN = f'File "{Path(minrl.__file__).parent}/types.py", line 56, in __getitem__'
+THEIRS = 'File "/mine/beads.py", line 7, in reward'
+FOUND = {  # the completions with their rewards, the failure, the limit of the sample, and what is found
+    "healthy": ([(ENDED, 0.0), (ENDED, 1.0)], "", 8, ""),
+    "ended by a stop string": ([(OPEN, 0.0), (OPEN, 1.0)], "", 8, ""),
+    "no end token": ([(CUT, 0.0), (CUT, 1.0)], "", 8, "no completion produced an end token [2] in 8 tokens: raise"),
+    "equal": ([(ENDED, 0.1)] * 4, "", 8, "every completion was rewarded 0.1"),
+    "a tenth cut off": ([(CUT, 0.0), *[(ENDED, 1.0)] * 9], "", 8, ""),
+    "more": ([(CUT, 0.0), *[(ENDED, 1.0)] * 8], "", 8, "11% of the completions were cut off at 8 tokens"),
+    "cut off by the sample's own limit": ([(CUT, 0.0)] * 3, "", 2, ""),
+    "and ended": ([*[(CUT, 0.0)] * 3, (ENDED, 0.5)], "", 2, "every completion was rewarded 0.5"),
+    "failed": (FAILED, "File", 8, "1 of 3 rewards failed, the first with: KeyError: 'answer'; fix"),
+    "failed in the task": (FAILED, f"{THEIRS}\n  {OWN}", 8, "KeyError: 'answer' (/mine/beads.py:7); fix"),
+    "failed in MinRL": (FAILED, OWN, 8, "types.py:56); fix"),
 }
 
 
-@pytest.mark.parametrize(("completions", "failures", "limit", "expected"), FOUND.values(), ids=FOUND)
-def test_what_completions_and_their_rewards_show_is_said_in_one_line(
-    policy, make_rollout, completions, failures, limit, expected
-):
-    """The end token in the prompt does not count."""
+@pytest.mark.parametrize(("completions", "failure", "limit", "expected"), FOUND.values(), ids=FOUND)
+def test_what_completions_and_their_rewards_show(policy, make_rollout, completions, failure, limit, expected):
+    """Of completions of at most `limit` tokens, in a run of completions of at most 8. The end token in the prompt does
+    not count.
+    """
     rollouts = [
         make_rollout([END], ids, reward=None if value is None else Reward(value), finish_reason=end)
         for (ids, end), value in completions
     ]
-    found = findings(policy, rollouts, failures, limit)
+    played = Rollouts(rollouts, [f"Traceback\n  {failure}\nKeyError: 'answer'\n"] * bool(failure))
+    task, config = Task(Dataset(lengths(1), lengths(2)), never), TrainerConfig(max_tokens=8)
+    found = list(sample_findings(policy, None, "mine", task, played, limit, 0.0, config))
     assert len(found) == bool(expected) and all(expected in finding for finding in found)
 
 
@@ -132,75 +116,65 @@ def test_answers_that_need_more_tokens_than_a_completion_has_are_counted_with_wh
     move; two tags and the end come to it, and the last semicolon does not: 31 x 9 + 2.
     """
     task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=5, max_disks=5, peg_names=4)})
-    policy = replace(policy, tokenizer=word_tokenizer(task.vocabulary))
     examples = task.dataset.held_out
-    longest = max(distance(tuple(e["board"]), e["goal"], e["pegs"]) for e in examples)
-    too_long = sum(distance(tuple(e["board"]), e["goal"], e["pegs"]) * 9 + 2 > 192 for e in examples)
-    assert list(answer_findings(policy, "hanoi", task, examples, 192)) == [
-        f"{too_long} of {len(examples)} examples of hanoi have no answer of 192 tokens or less, written as its "
-        f"demonstrations are: set --max-tokens {longest * 9 + 2}, or choose easier examples"
-    ]
-    assert not list(answer_findings(policy, "hanoi", task, examples, longest * 9 + 2))
-    assert list(answer_findings(policy, "hanoi", task, examples, longest * 9 + 1))
+    needed = [distance(tuple(e["board"]), e["goal"], e["pegs"]) * 9 + 2 for e in examples]
+    found = partial(answer_findings, replace(policy, tokenizer=word_tokenizer(task.vocabulary)), "hanoi", task)
+    too_long = f"{sum(one > 192 for one in needed)} of {len(examples)} examples"
+    one_finding(found(examples, 192), too_long, f"--max-tokens {max(needed)}")
+    assert not list(found(examples, max(needed))) and list(found(examples, max(needed) - 1))
 
 
 def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
     trained = make_optimizer(policy, OptimizerConfig())
-    for weight in policy.model.parameters():
+    weights = list(policy.model.parameters())
+    for weight in weights:
         weight.grad = weight * 0
     trained.step()
     path = save_checkpoint(tmp_path, policy, trained, TrainState(step=1), keep=0)
     size = sum(file.stat().st_size for file in path.iterdir() if file.suffix == ".safetensors")
     assert checkpoint_bytes(policy, TrainerConfig()) == pytest.approx(size, rel=0.02)
+    for weight in weights[1:]:
+        weight.requires_grad_(False)
+    own, every = weights[0].numel(), sum(weight.numel() for weight in weights)
+    # 4 bytes for each weight that is saved, and of those that train two moments of 4 bytes, or of 1.
+    adapter = {"lora_rank": 4, "lora_checkpoint": "adapter"}
+    assert checkpoint_bytes(policy, TrainerConfig(**adapter)) == 4 * own + 8 * own
+    assert checkpoint_bytes(policy, TrainerConfig(lora_rank=4)) == 4 * every + 8 * own
+    assert checkpoint_bytes(policy, TrainerConfig(**adapter, optimizer="adamw8bit")) == 4 * own + 2 * own
 
 
-def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch):
-    logging = LoggingConfig(save_every=2, keep_checkpoints=2, keep_best=False, checkpoints_dir=str(tmp_path))
-    config = TrainerConfig(steps=6, logging=logging)
-    one = checkpoint_bytes(policy, config)
-
-    def free(size):
-        monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": size})())
-
-    free(3 * one + 1)  # two that stay, and the one that is written before the oldest goes
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({}, 3),  # two that stay, and the one that is written before the oldest goes
+        ({"keep_best": True}, 4),
+        ({"steps": 4}, 2),  # after steps 2 and 4
+        ({"keep_checkpoints": 5}, 3),  # after steps 2, 4 and 6
+        ({"keep_checkpoints": 0}, 3),
+        ({"save_every": 0}, 1),  # after the last
+    ],
+)
+def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch, changes, count):
+    settings = {"save_every": 2, "keep_checkpoints": 2, "keep_best": False, "steps": 6, **changes}
+    config = TrainerConfig(checkpoints_dir=str(tmp_path), **settings)
+    one, free = checkpoint_bytes(policy, config), []
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[-1]))
+    free.append(count * one + 1)
     assert list(disk_findings(policy, config)) == []
-    (finding,) = disk_findings(policy, replace(config, logging=replace(logging, keep_best=True)))
-    assert finding.startswith("4 checkpoints take about")
-    free(3 * one)
-    (finding,) = disk_findings(policy, config)
-    assert finding.startswith("3 checkpoints take about") and "--keep-checkpoints" in finding
-    assert list(disk_findings(policy, replace(config, steps=4))) == []  # after steps 2 and 4
-    (finding,) = disk_findings(policy, replace(config, logging=replace(logging, keep_checkpoints=5)))
-    assert finding.startswith("3 checkpoints take about")  # after steps 2, 4 and 6
-    assert list(disk_findings(policy, replace(config, logging=replace(logging, keep_checkpoints=0)))) == [finding]
-    free(one + 1)
-    assert list(disk_findings(policy, replace(config, logging=replace(logging, save_every=0)))) == []  # after the last
+    free.append(count * one)
+    one_finding(disk_findings(policy, config), f"{count} checkpoints take about", "--keep-checkpoints")
+    free.append(one + 1)
     require_room(policy, config, tmp_path / "run")
-    free(one)
+    free.append(one)
     with pytest.raises(UserError, match=r"a checkpoint takes about .* free: make room there"):
         require_room(policy, config, tmp_path / "run")
 
 
-def test_a_checkpoint_of_adapters_alone_is_as_large_as_what_trains(policy):
-    weights = list(policy.model.parameters())
-    for weight in weights[1:]:
-        weight.requires_grad_(False)
-    trained, every = weights[0].numel(), sum(weight.numel() for weight in weights)
-    adapter, merged = LoraConfig(lora_rank=4, lora_checkpoint="adapter"), LoraConfig(lora_rank=4)
-    # 4 bytes for each weight that is saved, and of those that train two moments of 4 bytes, or of 1.
-    assert checkpoint_bytes(policy, TrainerConfig(lora=adapter)) == 4 * trained + 8 * trained
-    assert checkpoint_bytes(policy, TrainerConfig(lora=merged)) == 4 * every + 8 * trained
-    in_8_bits = TrainerConfig(lora=adapter, optimizer=OptimizerConfig(optimizer="adamw8bit"))
-    assert checkpoint_bytes(policy, in_8_bits) == 4 * trained + 2 * trained
-
-
 def test_several_processes_find_what_one_would(make_policy, sevens):
-    config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=3))
-
     def found(policy):
         rewards = Workers(1, deadline_s=120.0)
         rewards.take_seconds = lambda: 100.0 * policy.processes.rank  # only the last process waits for its rewards
-        return list(preflight(policy, TorchEngine(policy), rewards, sevens, config))
+        return list(preflight(policy, TorchEngine(policy), rewards, sevens, TrainerConfig(group_size=2, max_tokens=3)))
 
     alone = found(make_policy())
     seconds = 100.0 / (2 * min(8, len(sevens.dataset.train)))  # two completions of each of at most 8 examples
@@ -212,90 +186,61 @@ def test_several_processes_find_what_one_would(make_policy, sevens):
 @pytest.mark.parametrize("cheap", [True, False])
 def test_a_reward_that_always_raises_ends_the_run_in_one_line_with_its_place(policy, engine, workers, sevens, cheap):
     task = Task(sevens.dataset, unfinished, cheap=cheap)
-    config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=3))
-    line = unfinished.__code__.co_firstlineno
-    with pytest.raises(UserError) as refused:
-        list(preflight(policy, engine, workers, task, config))
-    count = 2 * len(sevens.dataset.train)
-    assert f"every reward of countdown failed in the preflight, {count} of {count}" in str(refused.value)
-    assert "NotImplementedError" in str(refused.value) and "--no-preflight" in str(refused.value)
+    line, count = unfinished.__code__.co_firstlineno, 2 * len(sevens.dataset.train)
+    with pytest.raises(UserError, match=f"every reward .* failed in the preflight, {count} of {count}") as refused:
+        list(preflight(policy, engine, workers, task, TrainerConfig(group_size=2, max_tokens=3)))
+    assert "NotImplementedError" in str(refused.value) and "\n" not in str(refused.value)
     (place,) = re.findall(r"rewards\.py:(\d+)\)", str(refused.value))
     assert line < int(place) <= line + 3
-    assert "\n" not in str(refused.value)
 
 
 def test_examples_are_drawn_from_everywhere_the_same_for_a_seed():
     examples = lengths(*range(1000))
-    chosen = [int(one.id) for one in drawn(examples, 100, 7)]
-    assert (
-        chosen == [int(one.id) for one in drawn(examples, 100, 7)] != [int(one.id) for one in drawn(examples, 100, 8)]
-    )
-    assert len(set(chosen)) == 100
+    chosen, again, other = ([int(one.id) for one in drawn(examples, 100, seed)] for seed in (7, 7, 8))
+    assert chosen == again != other and len(set(chosen)) == 100
     assert sum(number >= 500 for number in chosen) > 25  # of the first 100 none would be
     assert sorted(one.id for one in drawn(examples[:3], 8, 7)) == ["0", "1", "2"]
 
 
-def test_prompts_that_leave_a_completion_less_than_its_tokens_are_named():
-    assert list(context_findings("mine", [3, 6], 4, 10)) == []
-    (finding,) = context_findings("mine", [3, 7, 8], 4, 10)
-    assert finding.startswith(
-        "2 of 3 prompts of mine leave no room for the 4 tokens of --max-tokens in the 10 that the"
-    )
-    assert "the longest has 8: set --max-tokens 2" in finding
-    assert list(context_findings("mine", [], 4, 10)) == []
-
-
-def test_the_preflight_measures_all_prompts_and_of_episodes_those_that_were_played(policy, engine, workers):
+def test_prompts_that_leave_a_completion_less_than_its_tokens_are_counted(policy, engine, workers):
+    assert list(context_findings("mine", [3, 6], 4, 10)) == list(context_findings("mine", [], 4, 10)) == []
+    one_finding(context_findings("mine", [3, 7, 8], 4, 10), "2 of 3 prompts", "has 8: set --max-tokens 2")
+    # A preflight measures all prompts, and of episodes those that were played.
     policy.model.config.max_position_embeddings = 24
     many = [Example(f"{n}", " ".join(["1"] * (20 if n == 11 else 3)), {}) for n in range(12)]
     held_out = [Example(f"held out {n}", "1 1", {}) for n in range(20)]
     one_turn = Task(Dataset(many, held_out), lambda text, example: Reward(float(len(text) % 2)), cheap=True)
-    config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=8))
-    (finding,) = (one for one in preflight(policy, engine, workers, one_turn, config) if "--max-tokens in the" in one)
-    assert finding.startswith("1 of 32 prompts") and "set --max-tokens 4" in finding
     played = replace(one_turn, episode=lambda example, _: one_turn._single_turn(example))
-    (finding,) = (one for one in preflight(policy, engine, workers, played, config) if "--max-tokens in the" in one)
-    assert finding.startswith("2 of 24 prompts")
+    for task, counted in ((one_turn, "1 of 32 prompts"), (played, "2 of 24 prompts")):
+        found = preflight(policy, engine, workers, task, TrainerConfig(group_size=2, max_tokens=8))
+        one_finding((one for one in found if "--max-tokens in the" in one), counted, "set --max-tokens 4")
 
 
-@pytest.fixture
-def sampled_with(policy, engine, workers, monkeypatch):
-    """Runs a preflight of 20 examples whose rollouts are given and took so long: its findings, examples and plan."""
-
-    def run(rollouts, seconds, held_out=20):
-        asked = []
-        taken = iter([1000.0, seconds])  # what was waited for before is not the preflight's
-        monkeypatch.setattr(workers, "take_seconds", lambda: next(taken))
-        monkeypatch.setattr(
-            "minrl.run.preflight.rollout", lambda *given: asked.append(given[4:]) or Rollouts(rollouts, [])
-        )
-        dataset = Dataset(
-            [Example(str(n), str(n), {}) for n in range(20)],
-            [Example(f"held out {n}", "", {}) for n in range(held_out)],
-        )
-        task = Task(dataset, lambda text, example: Reward(0.0), cheap=True)
-        settings = RolloutConfig(group_size=3, max_tokens=5, temperature=0.7, stop_strings=("stop",))
-        found = list(preflight(policy, engine, workers, task, TrainerConfig(rollout=settings, seed=9)))
-        ((examples, plan),) = asked
-        return found, [example.id for example in examples], plan
-
-    return run
-
-
-def test_examples_are_sampled_as_training_would_sample_them(sampled_with, make_rollout):
+@pytest.mark.parametrize(
+    ("seconds", "held_out", "finding"),
+    [
+        (2.0, 20, ""),  # a second for each reward is not slow
+        (2.4, 20, "a reward takes 1.2 s"),
+        (2.0, 19, "countdown has 19 held-out examples"),
+    ],
+)
+def test_examples_are_sampled_as_training_would_sample_them(
+    policy, engine, workers, make_rollout, monkeypatch, seconds, held_out, finding
+):
+    asked, taken = [], iter([1000.0, seconds])  # what was waited for before is not the preflight's
     rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
-    found, examples, plan = sampled_with(rollouts, 2.0)
-    assert found == []  # a second for each reward is not slow
-    assert examples == [one.id for one in drawn([Example(str(n), str(n), {}) for n in range(20)], 20, 9)]
-    assert plan == Plan(3, 5, 0.7, 9, "preflight", 0, stop_strings=("stop",))
-    (finding,), _, _ = sampled_with(rollouts, 2.4)
-    assert "a reward takes 1.2 s" in finding
+    monkeypatch.setattr(workers, "take_seconds", lambda: next(taken))
+    monkeypatch.setattr(module, "rollout", lambda *given: asked.append(given[4:]) or Rollouts(rollouts, []))
+    examples = [Example(str(n), str(n), {}) for n in range(20)]
+    task = Task(Dataset(examples, [Example(f"held out {n}", "", {}) for n in range(held_out)]), never, cheap=True)
+    config = TrainerConfig(group_size=3, max_tokens=5, temperature=0.7, stop_strings=("stop",), seed=9)
+    found = list(preflight(policy, engine, workers, task, config))
+    assert len(found) == bool(finding) and all(finding in one for one in found)
+    plan = Plan(3, 5, 0.7, 9, "preflight", 0, stop_strings=("stop",))
+    assert asked == [(drawn(examples, 20, 9), plan)]
 
 
-def test_fewer_than_twenty_held_out_examples_are_named(sampled_with, make_rollout):
-    rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
-    (finding,), _, _ = sampled_with(rollouts, 2.0, held_out=19)
-    assert finding.startswith("countdown has 19 held-out examples: with fewer than 20 the interval")
+SMALL = 135 * 10**6
 
 
 @pytest.mark.parametrize(
@@ -308,18 +253,13 @@ def test_fewer_than_twenty_held_out_examples_are_named(sampled_with, make_rollou
         (10**9, 1e-3, 8, ""),
         (10**9, 2e-3, 8, "adapters of a model of 1B weights are trained at a learning rate of 0.002, where 1e-05 is"),
         (10**6, 3e-3, 0, ""),
-        (10**6, 1.0, 0, "all 1M weights are trained at a learning rate of 1, where 0.0003 is usual: the model may"),
         (10**6, 1e-6, 0, "little will be learned; raise it, such as to --learning-rate 0.0003"),
         (10**6, 1e-5, 8, "--learning-rate 0.003"),
-        (135 * 10**6, 1.0, 0, f"lower it, such as to --learning-rate {rates_for(135 * 10**6).weights:g}"),
+        (SMALL, 1.0, 0, f"lower it, such as to --learning-rate {rates_for(SMALL).weights:g}"),
     ],
 )
 def test_a_learning_rate_that_suits_another_size_or_other_weights_is_named(weights, rate, rank, said):
-    config = TrainerConfig(
-        model=ModelConfig(model_id="some/model"),
-        optimizer=OptimizerConfig(learning_rate=rate),
-        lora=LoraConfig(lora_rank=rank),
-    )
+    config = TrainerConfig(model_id="some/model", learning_rate=rate, lora_rank=rank)
     found = list(rate_findings(SimpleNamespace(num_weights=weights), config))
     assert len(found) == bool(said) and all(said in finding for finding in found)
 
@@ -334,16 +274,11 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
     # A gradient of 4 bytes and the moments for each weight that trains; for each of 2 x 3 x 9 tokens the inputs of two
     # layers of 64 in 4 bytes, and twice the 40 x 64 + 16 x (1 x 32) + 16 x 192 bytes that one layer keeps.
     more = (4 + moments) * weights[0].numel() + 54 * (2 * 64 * 4 + 2 * (40 * 64 + 16 * 32 + 16 * 192))
-    rollouts = RolloutConfig(prompts_per_step=2, group_size=3, max_tokens=9)
-    config = TrainerConfig(rollout=rollouts, optimizer=OptimizerConfig(optimizer=optimizer))
+    config = TrainerConfig(prompts_per_step=2, group_size=3, max_tokens=9, optimizer=optimizer)
     for free, count in ((more + 1, 0), (more, 1)):
         monkeypatch.setattr(type(policy), "free_memory", lambda self, free=free: free)
         assert len(list(memory_findings(policy, config))) == count
-    fewer = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=53))
-    assert list(memory_findings(policy, fewer)) == []
-
-
-SMALL = 135 * 10**6
+    assert list(memory_findings(policy, config.with_settings(micro_batch_tokens=53))) == []
 
 
 @pytest.mark.parametrize(
@@ -351,20 +286,15 @@ SMALL = 135 * 10**6
     [
         (10**6, {}, True, (48, 8, 192)),  # a step
         (10**6, {}, False, (8, 8, 192)),  # whose rewards take time
-        (
-            SMALL,
-            {"prompts_per_step": 4, "max_tokens": 64},
-            True,
-            (4, 8, 64),
-        ),  # a default step of this size: 2,048 tokens
+        (SMALL, {"prompts_per_step": 4, "max_tokens": 64}, True, (4, 8, 64)),  # a default step: 2,048 tokens
         (SMALL, {"max_tokens": 1024}, True, (2, 8, 128)),  # as many tokens, in completions of at most twice its limit
         (SMALL, {"group_size": 64, "max_tokens": 64}, True, (1, 32, 64)),
     ],
 )
 def test_no_more_is_sampled_than_in_a_default_step(policy, monkeypatch, weights, settings, cheap, sampled):
     monkeypatch.setattr(type(policy), "num_weights", weights)
-    task = Task(Dataset(lengths(*range(1, 99)), lengths(99)), lambda text, example: Reward(0.0), cheap=cheap)
-    examples, plan = sampled_as(policy, "mine", task, TrainerConfig(rollout=RolloutConfig(**settings)), 1)
+    task = Task(Dataset(lengths(*range(1, 99)), lengths(99)), never, cheap=cheap)
+    examples, plan = sampled_as(policy, "mine", task, TrainerConfig(**settings), 1)
     assert (len(examples), plan.group_size, plan.max_tokens) == sampled
 
 
@@ -389,9 +319,7 @@ def test_a_reward_that_no_worker_can_be_sent_is_refused_as_the_task_loads(sevens
 def test_memory_that_is_too_small_is_named(policy, monkeypatch):
     assert list(memory_findings(policy, TrainerConfig())) == []
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 1000)
-    (finding,) = memory_findings(policy, TrainerConfig())
-    assert "choose a smaller model" in finding
-    assert "--optimizer adamw8bit" in finding and "--lora-rank 16" in finding
+    one_finding(memory_findings(policy, TrainerConfig()), "choose a smaller", "--optimizer adamw8bit", "--lora-rank 16")
     for weight in list(policy.model.parameters())[1:]:
         weight.requires_grad_(False)  # as under adapters
     small = TrainerConfig(lora=LoraConfig(lora_rank=4), optimizer=OptimizerConfig(optimizer="adamw8bit"))
@@ -399,20 +327,16 @@ def test_memory_that_is_too_small_is_named(policy, monkeypatch):
     assert "--optimizer adamw8bit" not in finding and "--lora-rank 16" not in finding
 
 
-def test_hours_for_a_step_are_said_before_it(policy, monkeypatch):
-    monkeypatch.setattr("minrl.run.preflight.forward_s", lambda policy, rollouts, tokens: 0.01 * tokens)
-    rollouts = RolloutConfig(prompts_per_step=50, group_size=10, max_tokens=200)
-    # 100,000 tokens of 10 ms: 2 forward passes to sample them, 3 to learn from them.
-    (finding,) = time_findings(policy, TrainerConfig(rollout=rollouts))
-    assert finding.startswith("a step of 500 completions of up to 200 tokens takes up to about 83 min")
-    few = RolloutConfig(prompts_per_step=5, group_size=10, max_tokens=239)  # 597.5 s
-    assert list(time_findings(policy, TrainerConfig(rollout=few))) == []
-
-
-def test_the_time_of_a_forward_pass_is_measured(policy, make_rollout, monkeypatch):
+def test_hours_for_a_step_are_reported_before_it(policy, make_rollout, monkeypatch):
     clock = iter([5.0, 5.64])
-    monkeypatch.setattr("minrl.run.preflight.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert forward_s(policy, [make_rollout([1], [5, END])], 8) == pytest.approx(0.64)
+    monkeypatch.setattr(module, "forward_s", lambda policy, rollouts, tokens: 0.01 * tokens)
+    # 100,000 tokens of 10 ms: 2 forward passes to sample them, 3 to learn from them.
+    found = time_findings(policy, TrainerConfig(prompts_per_step=50, group_size=10, max_tokens=200))
+    one_finding(found, "a step of 500 completions of up to 200 tokens takes up to about 83 min")
+    few = TrainerConfig(prompts_per_step=5, group_size=10, max_tokens=239)  # 597.5 s
+    assert list(time_findings(policy, few)) == []
 
 
 def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollout, monkeypatch):
@@ -420,20 +344,17 @@ def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollou
     group whose rewards differ takes 0.8 s.
     """
     seen = []
-    monkeypatch.setattr("minrl.run.preflight.forward_s", lambda policy, taught, _: seen.append(taught) or 0.8)
-    monkeypatch.setattr("minrl.run.preflight.expected_bytes", lambda policy, config, tokens: tokens * 2**30)
+    monkeypatch.setattr(module, "forward_s", lambda policy, taught, _: seen.append(taught) or 0.8)
+    monkeypatch.setattr(module, "expected_bytes", lambda policy, config, tokens: tokens * 2**30)
     rewards, ends = (0.0, 1.0, 0.5, 0.5), ("stop", "stop", "stop", "length")
     rollouts = [
         make_rollout([1], [5, 6], reward=Reward(reward), finish_reason=end, group=number // 2)
         for number, (reward, end) in enumerate(zip(rewards, ends, strict=True))
     ]
-    config = TrainerConfig(
-        steps=10,
-        rollout=RolloutConfig(prompts_per_step=2, group_size=4, max_tokens=4),
-        evaluation=EvaluationConfig(eval_every=5, eval_samples=2),
-    )
-    task = Task(Dataset(lengths(99), lengths(*range(10))), lambda text, example: Reward(0.0))
-    line = estimate(policy, {"mine": task}, {"mine": Sampled(rollouts, 2, 2.0)}, config, 2**29)
+    sizes = {"prompts_per_step": 2, "group_size": 4, "max_tokens": 4, "eval_every": 5, "eval_samples": 2}
+    task = Task(Dataset(lengths(99), lengths(*range(10))), never)
+    sampled = {"mine": Sampled(rollouts, 2, 2.0)}
+    line = estimate(policy, {"mine": task}, sampled, TrainerConfig(steps=10, **sizes), 2**29)
     # Of 8 completions: 8 / 4 x 5 / 4 x (2 + 3 x 0.8) s. Of 10 x 3 held-out ones: 30 / 4 x 5 / 4 x 2 s, three times.
     # 10 steps of 11 s and 3 evaluations of 18.75 s are 166 s. 8 / 4 x 5 / 4 x (8 + 2) tokens: two for
     # each completion, and one for the prompt of a group.

@@ -15,7 +15,7 @@ from torch.distributed.run import parse_args
 from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
 
 from minrl.run.checkpoint import save_policy
-from minrl.tracking.writers import read_metrics
+from minrl.run.folder import RunFolder
 from minrl.utils.signals import exit_status
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ def test_the_command_of_the_pages_starts_two_processes():
 MET = """
 import os
 from minrl.config import ModelConfig
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 
 with Processes(ModelConfig(device="cpu", threads=1)).open() as processes:
     found = processes.gather([processes.rank]), processes.launch.launcher, processes.launch.local_count
@@ -94,7 +94,7 @@ def test_a_run_in_two_processes_is_the_run_in_one(policy, tmp_path):
     assert [share["workers"] for share in shares] == [alone["workers"] // 2] * 2 == [3] * 2
     assert [share["train"] for share in shares] == [LAST_STEP * PROMPTS * GROUP // 2] * 2
 
-    one, two = (read_metrics(next((tmp_path / name / "runs").glob("*"))) for name in ("one", "two"))
+    one, two = (RunFolder(next((tmp_path / name / "runs").glob("*"))).metrics for name in ("one", "two"))
     assert [line["step"] for line in two] == list(range(LAST_STEP + 1))
     for here, there in zip(one, two, strict=True):
         assert here.keys() == there.keys()

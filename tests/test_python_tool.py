@@ -14,8 +14,8 @@ from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate.plan import options_of
-from minrl.evaluate.served import as_messages
+from minrl.evaluate.generate import as_messages
+from minrl.evaluate.stages import options_of
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.optimizer import make_optimizer
@@ -23,6 +23,7 @@ from minrl.policy import as_policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
 from minrl.rollout import Plan, rollout
+from minrl.run.folder import RunFolder
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import LEVELS
 from minrl.tasks import Task, find_tool, load_task, option_classes
@@ -32,17 +33,16 @@ from minrl.tasks.programs import programs
 from minrl.tasks.python_tool import (
     INSTRUCTIONS,
     PythonOptions,
-    Ran,
+    ToolResult,
     find_call,
-    instructed,
     program_of,
     run_program,
     stopped,
-    told,
+    tool_message,
+    with_instructions,
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
-from minrl.tracking.writers import read_metrics
 from minrl.types import SOLO, Example, Job, Reward, TrainState, Turn, UserError
 from minrl.update import update_policy
 from minrl.utils.task_names import option_keys, task_key
@@ -207,7 +207,7 @@ def playing(*said, options=PATIENT, task=ALONE):
             play.advance(said.pop(0))
         elif play.pending.function.otherwise is stopped:
             program, _ = play.pending.arguments
-            play.advance(Ran(f"printed by {program}", "raise" in program, 0.25))
+            play.advance(ToolResult(f"printed by {program}", "raise" in program, 0.25))
         else:
             play.advance(play.pending.function(*play.pending.arguments))
     assert not said and play.failure is None, play.failure
@@ -273,7 +273,7 @@ def test_every_role_has_its_own_calls_in_all_of_its_turns():
     while play.pending is not None:
         is_turn = isinstance(play.pending, Turn)
         shown += [play.pending.message] if is_turn else []
-        play.advance(next(said) if is_turn else Ran("one"))
+        play.advance(next(said) if is_turn else ToolResult("one"))
     assert play.failure is None
     assert [message.count("You may run Python") for message in shown] == [1, 0, 1, 0, 0]
     assert shown[1] == shown[4] == "\n<tool_response>\none\n</tool_response>\n" and shown[3] == "again"
@@ -405,23 +405,25 @@ def test_the_tool_speaks_in_the_templates_turn_or_in_the_users(template, before,
         tokenizer=tokenizer("bytes", template, "<|im_start|> <|im_end|>", eos="<|im_end|>"), chat_template_options={}
     )
     end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    ids = chat.encode_next_turn(told(ROWS[0].prompt, "4 2"), [end])
+    ids = chat.encode_next_turn(tool_message(ROWS[0].prompt, "4 2"), [end])
     assert chat.decode_all(ids) == f"\n<|im_start|>{before}4 2{after}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_server_is_shown_the_tools_words_as_the_users():
-    assert as_messages(told(ROWS[0].prompt, "42")) == [
+    assert as_messages(tool_message(ROWS[0].prompt, "42")) == [
         {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
     ]
 
 
 def test_the_instructions_join_the_system_message():
-    said = instructed("", PATIENT).strip()
-    assert instructed([{"role": "system", "content": "Be brief."}], PATIENT)[0]["content"] == f"Be brief.\n\n{said}"
+    said = with_instructions("", PATIENT).strip()
+    assert (
+        with_instructions([{"role": "system", "content": "Be brief."}], PATIENT)[0]["content"] == f"Be brief.\n\n{said}"
+    )
     parts = [{"type": "text", "text": "Be brief."}]
-    joined = instructed([{"role": "system", "content": parts}], PATIENT)[0]["content"]
+    joined = with_instructions([{"role": "system", "content": parts}], PATIENT)[0]["content"]
     assert joined == [*parts, {"type": "text", "text": f"\n\n{said}"}]
-    assert instructed("3 + 4 =", PATIENT) == f"{said}\n\n3 + 4 ="
+    assert with_instructions("3 + 4 =", PATIENT) == f"{said}\n\n3 + 4 ="
     assert "60 seconds" in said and "200 printed" in said
 
 
@@ -503,7 +505,7 @@ def test_demonstrations_call_in_the_form_that_is_run(name):
         for (_, said), (shown, _) in pairwise(turns):
             if (call := find_call(said)) is not None:
                 called += 1
-                assert shown == told([], str(eval(program_of(call[1]).removeprefix("print"))))
+                assert shown == tool_message([], str(eval(program_of(call[1]).removeprefix("print"))))
         assert {*" ".join(said for _, said in turns).split()} <= words
     assert called >= 8
 
@@ -551,7 +553,7 @@ def test_a_run_with_the_tool_that_was_killed_continues_to_the_same_weights(tmp_p
         return json.loads(found.read_text())
 
     assert ran("whole", *RESUMED.split()) == 0
-    lines = read_metrics(next((tmp_path / "whole").glob("code_tool*")))
+    lines = RunFolder(next((tmp_path / "whole").glob("code_tool*"))).metrics
     assert sum(line.get("reward/part/tool_calls", 0.0) for line in lines[1:]) > 0
     with killed_at(train, "update_policy", 3):
         ran("killed", *RESUMED.split())

@@ -3,7 +3,6 @@
 import json
 import pickle
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -16,9 +15,9 @@ from minrl.tasks.reasoning_gym import (
     ReasoningGymOptions,
     extract_answer,
     library,
+    parse_formula,
     same_problem,
 )
-from minrl.tasks.reasoning_gym.formula import is_formula, parse_formula
 from minrl.types import Example, Job, Reward, UserError
 from tests.parsed import parsed
 
@@ -216,14 +215,14 @@ ATTACKS = (
 
 @pytest.mark.parametrize("module", [*EVALUATING, *PARSING])
 def test_no_answer_is_executed(module, tmp_path):
-    name = {"algebra.simple_integration": "simple_integration"}.get(module, module.partition(".")[2])
-    task = load(name, size=2)
+    name = module.partition(".")[2]
+    dataset = reasoning_gym._problems(name, ReasoningGymOptions(size=2, held_out_share=1.0))
     for number, attack in enumerate(ATTACKS):
         file = tmp_path / f"{number}"
-        for example in problems(task):
-            assert task.reward(said(attack.replace("{file}", str(file))), example).value < 1
+        for example in dataset.held_out:
+            assert reasoning_gym.reward(said(attack.replace("{file}", str(file))), example, name, "").value < 1
         assert not file.exists(), attack
-    for example in problems(task):
+    for example in dataset.held_out:
         assert score_of(name, example["answer"], example) == 1  # the guards leave right answers alone
 
 
@@ -239,7 +238,6 @@ def test_the_attacks_would_work_without_the_guards(tmp_path):
      "lambda x", "x if y else z", "x;y", "x:=1", "log(x)(y)", "x@y", "x\\y", "0x1g.a", "é"],
 )  # fmt: skip
 def test_only_formulas_are_parsed(text):
-    assert not is_formula(text)
     with pytest.raises(ValueError, match="not a plain formula"):
         parse_formula(text)
 
@@ -247,8 +245,8 @@ def test_only_formulas_are_parsed(text):
 def test_formulas_are_parsed_as_before():
     from sympy.parsing.sympy_parser import parse_expr
 
-    for text in ("(1 + 2) * 3 - 4/2", "-x**2/2 + 3*log(x) + C", "exp(-x)*sin(2*x)", "5!", "1.5e3", ".5*x**2", "((x))"):
-        assert is_formula(text) and parse_formula(text) == parse_expr(text)
+    for text in ("(1 + 2) * 3 - 4/2", "-x**2/2 + 3*log(x) + C", "exp(-x)*sin(2*x)", "1.5e3", ".5*x**2", "((x))"):
+        assert parse_formula(text) == parse_expr(text)
 
 
 def test_literals_are_read_as_before():
@@ -303,37 +301,56 @@ def test_completions_of_others_are_scored(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_generator_is_a_task_whose_own_answers_are_solved():
-    """But for two that are refused. Five take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
-    slow, refused = (
-        {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"},
-        {"game_of_life_halting", "coin_flip"},
-    )
-    names = sorted({*library().factory.DATASETS} - slow - refused)
-    assert len(names) > 95
+def test_every_generator_is_a_task_whose_own_answers_are_solved_or_is_refused():
+    """Five take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
+    slow = {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"}
+    names, refused = sorted({*library().factory.DATASETS} - slow), set()
     for name in names:
-        task = load(name, size=2, held_out_share=1.0)
+        try:
+            task = load(name, size=2, held_out_share=1.0)
+        except UserError as error:
+            assert " 1 in " in str(error), name
+            refused.add(name)
+            continue
         for example in problems(task):
             if example["answer"] is not None:
                 assert score_of(name, example["answer"], example) == 1, name
+    assert refused >= set(GUESSES) and len(names) - len(refused) > 75
 
 
-@pytest.mark.parametrize(("name", "text"), [("game_of_life_halting", "there is no such answer"), ("coin_flip", "0")])
-def test_a_generator_whose_verifier_pays_nonsense_is_refused(name, text):
-    with pytest.raises(UserError, match=f"the verifier of reasoning_gym/{name} scores '{text}' 1") as refused:
+GUESSES = {
+    "puzzle24": "another problem's answer",
+    "propositional_logic": "a line of the prompt",
+    "number_sorting": "the answer plus 0.9",
+    "gsm_symbolic": "the negative answer",
+    "coin_flip": ".*",
+    "game_of_life_halting": ".*",
+}
+
+
+@pytest.mark.parametrize(("name", "guess"), GUESSES.items())
+def test_a_generator_whose_verifier_pays_guesses_is_refused(name, guess):
+    with pytest.raises(UserError, match=f"the verifier of reasoning_gym/{name} scores {guess} 1 in") as refused:
         load_task(f"reasoning_gym/{name}")
     assert "\n" not in str(refused.value)
 
 
-def test_a_right_answer_is_right_where_the_problem_went_through_json():
-    # The verifier compares grids and reads one that has other white space.
-    task = load("arc_agi", size=3)
-    example = problems(task)[0]
-    written = "\n".join(f"{line} " for line in example["answer"].splitlines()).replace(" \n", "  \n", 1)
-    stored = replace(example, fields=json.loads(json.dumps(dict(example.fields))))
-    assert written.strip() != example["answer"].strip()
-    for one in (example, stored):
-        assert [task.reward(said(text), one).value for text in (written, "1")] == [1.0, 0.05]
+def test_guesses_are_wrong_answers_of_each_kind():
+    entry, other = {"question": "Sum:\n1. 2 + 3", "answer": "5"}, {"answer": "7"}
+    made = dict(reversed(list(reasoning_gym.guesses(entry, other))))
+    assert made["another problem's answer"] == "7" and made["the answer plus 0.9"] == "5.9"
+    assert (made["the answer plus 1"], made["the negative answer"]) == ("6", "-5")
+    assert {text for kind, text in reasoning_gym.guesses(entry, other) if kind.startswith("a line")} >= {
+        "2 + 3",
+        "Sum:",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "same"), [("5.0", "5", True), ("Yes ", "yes", True), ("6", "5", False), ("", "5", False)]
+)
+def test_a_guess_that_is_the_problems_own_answer_does_not_count(text, own, same):
+    assert reasoning_gym._is_own(text, own) == same
 
 
 def test_problems_whose_own_answer_is_not_scored_1_are_left_out_counted_and_named(monkeypatch, request):

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from minrl.models.modules import Float32Linear
-from minrl.models.recast import RecastLinear, recast_linears
+from minrl.models.modules import Float32Linear, RecastLinear, recast_linears
 
 
 def passed(layer, x):

@@ -7,7 +7,7 @@ import torch
 from crew import crew
 
 from minrl.config import ModelConfig
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 
 
 def attempt(number, port):

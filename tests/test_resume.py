@@ -18,11 +18,12 @@ from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
+from minrl.run.folder import RunFolder
 from minrl.run.run import open_run
 from minrl.run.setup import Parts
 from minrl.tracking import session as logger
 from minrl.tracking.timers import TIMERS
-from minrl.tracking.writers import RunFiles, read_metrics
+from minrl.tracking.writers import RunFiles
 from minrl.types import UserError
 from minrl.utils.cli import parse
 from tests import say_sevens
@@ -141,7 +142,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
         main(["train", *command, "--seed", "1", "--learning-rate", "0.5"])
     assert "\n" not in str(refused.value)
     assert main(["train", *command, "--steps", "7"]) == 0
-    assert [line["step"] for line in read_metrics(folder / "runs" / "mine")] == list(range(8))
+    assert [line["step"] for line in RunFolder(folder / "runs" / "mine").metrics] == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ KILL_WHEN = {
 
 def test_the_phases_add_up_to_the_step(uninterrupted):
     """Within 1 % in each step."""
-    lines = read_metrics(run_folder(uninterrupted[0]))
+    lines = RunFolder(run_folder(uninterrupted[0])).metrics
     for line in lines:
         phases = {tag: value for tag, value in line.items() if tag.startswith("time/") and tag != "time/step_s"}
         assert sum(phases.values()) == pytest.approx(line["time/step_s"], rel=0.01)
@@ -258,7 +259,7 @@ def test_what_takes_long_belongs_to_a_phase(folder, monkeypatch):
         ticking(owner, name)
     monkeypatch.setattr(TIMERS, "now", lambda: float(len(calls)))
     assert main(["train", *FLAGS, *folders(folder), "--steps", "2", "--eval-every", "1", "--rollouts-every", "0"]) == 0
-    first, *steps = read_metrics(run_folder(folder))
+    first, *steps = RunFolder(run_folder(folder)).metrics
     assert first["time/eval_s"] == first["time/step_s"] == 1
     for line in steps:
         assert line.get("time/other_s", 0) == 0
@@ -333,7 +334,7 @@ def test_two_processes_roll_out_the_same_and_save_once(tmp_path, uninterrupted):
     assert steps_written(tmp_path) == STEPS
     assert summary(tmp_path)["eval_before"] == uninterrupted[1]["eval_before"]
     # The first step samples from the same weights with the same seeds, half of its groups in each process.
-    first, alone = (read_metrics(run_folder(place))[1] for place in (tmp_path, uninterrupted[0]))
+    first, alone = (RunFolder(run_folder(place)).metrics[1] for place in (tmp_path, uninterrupted[0]))
     for tag in ("reward/mean", "rollout/completion_tokens_mean", "policy/grad_norm", "policy/optimizer_steps"):
         assert first[tag] == pytest.approx(alone[tag], rel=1e-4)
     # And it can go on.

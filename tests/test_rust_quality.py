@@ -2,8 +2,7 @@
 
 import pytest
 
-from minrl.tasks.rust.quality import QualityWeights, count, quality, scores, share_in_macros
-from minrl.tasks.rust.syntax import parse, tokens
+from minrl.tasks.rust_quality import QualityWeights, count, quality, scores
 from minrl.types import UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
@@ -123,16 +122,6 @@ def test_a_chain_of_else_if_is_no_deeper_than_its_first_if():
 def test_the_tokens_of_a_macro_count_as_what_they_would_be():
     counts = count("fn f() { m![if a && b { c.unwrap() } else { loop {} unsafe {} }] }")
     assert (counts.complexity, counts.panics, counts.loops, counts.unsafe) == (1 + 3, 1, 1, 1)  # if, &&, loop
-
-
-def test_what_stands_in_macros_of_the_solutions_own_is_its_share():
-    macro, outside, inside = "macro_rules! m { (1) => {} }", "fn f ( ) { ; }", "m ! [ 1 ]"
-    defined = len(tokens(parse(macro)))
-    called = parse(f"{macro} {outside.replace('{', '{ ' + inside)}")
-    hidden = defined + len(inside.split())
-    assert share_in_macros(parse(macro), "") == 1.0
-    assert share_in_macros(called, "") == pytest.approx(hidden / (hidden + len(outside.split())))
-    assert share_in_macros(called, macro) == 0.0
 
 
 def test_weights_choose_what_counts():

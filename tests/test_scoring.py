@@ -31,9 +31,7 @@ from minrl.models import (
 from minrl.models import logprobs as output_head
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import Head, chunked_logprobs
-from minrl.models.method import Method, set_method
-from minrl.models.padded_rows import padded_rows, row_batches, row_tokens
-from minrl.models.scoring import score
+from minrl.models.scoring import Method, padded_rows, row_batches, row_tokens, score, set_method
 from minrl.run.verify import Probe, verify
 from minrl.types import UserError
 
@@ -211,21 +209,6 @@ def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, kept_logits
     assert gradcheck(lambda h, w: chunked_logprobs(h, Head(w), labels, 0.7), (hidden, weight))
 
 
-def test_chunks_fill_a_cache_and_have_rows_enough():
-    assert {device: 4 * logits for device, logits in output_head.CHUNK_LOGITS.items()} == {
-        "cpu": 8 * 2**20,
-        "cuda": 512 * 2**20,
-    }
-    # 2^21 logits on a CPU: 1024 rows of 2048 logits; of 100,000 logits 20 rows, which is fewer than 128.
-    hidden = torch.empty(2500, 1)
-    for vocabulary, chunk, block in [(2048, 1024, 1024), (16_384, 128, 512), (100_000, 128, 128)]:
-        weight = torch.empty(vocabulary, 1)
-        assert output_head._chunk_rows(hidden, weight) == chunk
-        assert output_head._block_rows(hidden, weight) == block  # whole chunks, up to 512 rows of up to 2^23 logits
-    assert [len(hidden[rows]) for rows in output_head._slices(0, 2500, 1024)] == [1024, 1024, 452]
-    assert [len(hidden[rows]) for rows in output_head._slices(1024, 1400, 128)] == [128, 128, 120]
-
-
 def test_on_a_card_each_chunk_of_the_heads_backward_pass_is_one_product_of_each_kind(monkeypatch):
     """8,192 scored tokens of 152k logits in bfloat16, with tensors without storage in place of a card's."""
     monkeypatch.setitem(output_head.CHUNK_LOGITS, "meta", output_head.CHUNK_LOGITS["cuda"])
@@ -252,23 +235,6 @@ def test_on_a_card_each_chunk_of_the_heads_backward_pass_is_one_product_of_each_
         grad_hidden, grad_weight, *_ = output_head._ChunkedLogprobs.backward(context, grad, None)
     assert (grad_hidden.dtype, grad_weight.dtype) == (torch.bfloat16, torch.float32)
     assert chunks == 10 and counted["aten::mm"] == 3 * chunks  # logits, and the gradients of hidden states and weights
-
-
-def test_probabilities_are_kept_where_a_backward_pass_follows_and_they_are_few(head, monkeypatch):
-    kept = []
-
-    def applied(hidden, weight, bias, head, labels, temperature, keeps):
-        kept.append(keeps)
-        return torch.zeros(len(labels)), torch.zeros(len(labels))
-
-    assert 4 * output_head.KEPT_LOGITS == 256 * 2**20
-    monkeypatch.setattr(output_head._ChunkedLogprobs, "apply", applied)
-    for most in (7 * 11, 7 * 11 - 1):  # 7 rows of 11 logits
-        monkeypatch.setattr(output_head, "KEPT_LOGITS", most)
-        chunked_logprobs(head[0], Head(head[1]), head[2], 1.0)
-        with torch.no_grad():
-            chunked_logprobs(head[0], Head(head[1]), head[2], 1.0)
-    assert kept == [True, False, False, False]
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -474,14 +440,6 @@ def test_rows_of_about_the_same_length_are_computed_together(make_rollout):
     assert row_batches(rollouts, range(5), 20) == [[3, 1], [2, 0, 4]]  # 2 rows of 10, 3 of 4
     assert row_batches(rollouts, range(5), 1) == [[3], [1], [2], [0], [4]]
     assert row_batches(rollouts, [4, 0], 6) == [[0, 4]]
-
-
-def test_a_rollout_to_be_scored_has_its_completion_as_sampled():
-    rollout = scoring.sampled_rollout([5, 6], [7, 8, 9])
-    assert rollout.ids == [5, 6, 7, 8, 9]
-    assert rollout.loss_mask == [False, False, True, True, True]
-    assert rollout.rollout_logprobs == [0.0] * 5
-    assert (rollout.turns, rollout.prompt_length) == ([(2, 5)], 2)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 import minrl.run.setup  # noqa: F401 - the programs that are forked need it
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate.runs import find_runs
+from minrl.evaluate.models import find_runs
 from minrl.tools.serve import sampler as sampling
 from minrl.tools.serve import serve
 from minrl.tools.serve.api import ApiRequest
@@ -426,6 +426,12 @@ def test_a_line_is_the_whole_prompt_where_the_tasks_prompts_are_texts(say, engin
     with pytest.raises(UserError, match="--system is for chats"):
         say("numbers 3", system="be brief", example="numbers 5")
     with pytest.raises(UserError, match="no chat template"):
+        say("numbers 3")
+
+
+def test_input_that_is_not_utf_8_is_one_line(say, monkeypatch):
+    monkeypatch.setattr(io, "StringIO", lambda text: io.TextIOWrapper(io.BytesIO(b"numbers \xff\n"), "utf-8"))
+    with pytest.raises(UserError, match=r"^standard input must be UTF-8 text: .* 0xff"):
         say("numbers 3")
 
 

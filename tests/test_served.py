@@ -6,10 +6,9 @@ import time
 
 import pytest
 
-from minrl.evaluate import served
-from minrl.evaluate.episodes import turn_seed
+from minrl.evaluate import generate
+from minrl.evaluate.generate import key_of, turn_seed
 from minrl.evaluate.models import find_models
-from minrl.evaluate.rows import key_of
 from minrl.types import SOLO, UserError
 from tests import evaluated
 from tests.chat_server import ChatServer, answer
@@ -102,38 +101,6 @@ STOPS = ("3", "5 2", "7", "8 ")
 """The last ends within the token after it."""
 
 
-@pytest.mark.parametrize("rule", ["cuts before", "cuts after", "none"])
-def test_stop_strings_give_the_figures_of_a_local_model_whatever_a_server_makes_of_them(server, tasks, tmp_path, rule):
-    shared = ["--checkpoint", evaluated.save_models(tmp_path)[0], "--task", tasks[0]]
-    assert run(*shared, "--output", tmp_path / "whole") == 0
-    assert run(*shared, "--output", tmp_path / "stopped", "--stop-strings", *STOPS) == 0
-    whole = {
-        (r["prompt"], turn_seed(0, key_of(r), SOLO, 0), r["mode"] == "greedy"): r for r in rows_of(tmp_path / "whole")
-    }
-
-    def reply(body):
-        row = whole[body["messages"][0]["content"], body["seed"], body["temperature"] == 0]
-        text, stops = row["completion"], body.get("stop", []) if rule != "none" else []
-        after = rule == "cuts after" and body.get("include_stop_str_in_output")
-        ends = [text.index(stop) + len(stop) * bool(after) for stop in stops if stop in text]
-        return answer(text[: min(ends, default=len(text))], finish_reason=row["finish_reason"])
-
-    server.reply = reply
-    flags = [*FLAGS[2:], "--samples", "4", "--stop-strings", *STOPS]
-    command = ["--models", f"openai:m@{server.url}", *shared[2:], "--output", tmp_path / "out"]
-    assert run(*command, flags=flags) == 0
-    here, there = (
-        {(r["mode"], r["index"], r["sample"]): (r["completion"], r["finish_reason"]) for r in rows_of(folder)}
-        for folder in (tmp_path / "out", tmp_path / "stopped")
-    )
-    assert here == there
-    figures = ("pass@1", "ci95", "pass@1_greedy", "pass@k", "parts", "truncated_frac", "n")
-    (served_here,), (locally,) = (summary_of(tmp_path / name)["results"] for name in ("out", "stopped"))
-    assert [served_here[name] for name in figures] == [locally[name] for name in figures]
-    cut = sum(len(text.split()) < 5 for text, _ in there.values())
-    assert 0.2 * len(there) < cut < 0.9 * len(there) and served_here["completion_tokens_mean"] is None
-
-
 def test_what_a_server_refuses_is_not_solved_is_shown_and_is_not_asked_again(server, tasks, tmp_path, capsys):
     filtered = (400, {}, '{"error": {"code": "content_filter", "message": "not this"}}')
     too_long = (400, {}, '{"error": {"message": "This model\'s maximum context length is 8 tokens"}}')
@@ -165,8 +132,8 @@ def test_a_server_that_is_gone_is_left_alone_after_a_while(server, tasks, tmp_pa
     server.reply = lambda body: BROKEN
     command = ["--models", f"openai:m@{server.url}", "--task", tasks[0], "--even.count", "200"]
     assert run(*command, "--output", tmp_path / "out", flags=FLAGS) == 1
-    most = served.FAILURES_IN_A_ROW + (served.AHEAD + 1) * 8
-    assert served.FAILURES_IN_A_ROW <= len(server.asked) <= most < 300
+    most = generate.FAILURES_IN_A_ROW + (generate.AHEAD + 1) * 8
+    assert generate.FAILURES_IN_A_ROW <= len(server.asked) <= most < 300
     assert not summary_of(tmp_path / "out")["complete"]
     assert "pass@1" not in summary_of(tmp_path / "out")["results"][0]
 
@@ -194,19 +161,6 @@ def test_a_dry_run_asks_for_the_list_of_models_and_for_nothing_else(server, task
         run(*command, flags=FLAGS)
 
 
-def test_a_server_that_answers_under_another_name_is_said_once_and_recorded(server, tasks, tmp_path, capsys):
-    def reply(body):
-        greedy = body["temperature"] == 0
-        return {**says(body), "model": body["model"] if greedy else "m-2024"}
-
-    server.reply = reply
-    command = ["--models", f"openai:m@{server.url}", "--tasks", *tasks, "--output", tmp_path / "out"]
-    assert run(*command, flags=[flag for flag in FLAGS if flag != "--quiet"]) == 0
-    assert capsys.readouterr().err.count(f"m at {server.url}: the server says that m-2024 answers") == 1
-    named = {(row["mode"], *row.get("served_as", ())) for row in rows_of(tmp_path / "out")}
-    assert named == {("sampled", "m-2024"), ("greedy",)}
-
-
 def test_names_of_servers_models():
     (model,) = find_models(["openai:org/name@v2@http://127.0.0.1:1/v1"])
     assert (model.served_name, model.base_url) == ("org/name@v2", "http://127.0.0.1:1/v1")
@@ -214,9 +168,38 @@ def test_names_of_servers_models():
     assert (model.served_name, model.base_url) == ("gpt", "")
     with pytest.raises(UserError, match="openai:MODEL@BASE_URL"):
         find_models(["openai:"])
-
-
-def test_an_opponent_beside_a_servers_model_is_refused(server, tmp_path):
-    flags = ["--task", "tictactoe", "--tictactoe.opponent", "frozen", "--opponent", "x"]
+    opponent = ["--task", "tictactoe", "--tictactoe.opponent", "frozen", "--opponent", "x"]
     with pytest.raises(UserError, match="plays beside local models only"):
-        run("--models", f"openai:m@{server.url}", *flags, "--output", tmp_path, flags=FLAGS)
+        run("--models", "openai:gpt", *opponent, flags=FLAGS)
+
+
+STOPS = ("3", "5 2", "7", "8 ")
+"""The last ends within the token after it."""
+
+
+def test_stop_strings_give_the_figures_of_a_local_model(server, tasks, tmp_path):
+    shared = ["--checkpoint", evaluated.save_models(tmp_path)[0], "--task", tasks[0]]
+    assert run(*shared, "--output", tmp_path / "whole") == 0
+    assert run(*shared, "--output", tmp_path / "stopped", "--stop-strings", *STOPS) == 0
+    whole = {
+        (r["prompt"], turn_seed(0, key_of(r), SOLO, 0), r["mode"] == "greedy"): r for r in rows_of(tmp_path / "whole")
+    }
+
+    def reply(body):  # the text that no stop string has cut
+        row = whole[body["messages"][0]["content"], body["seed"], body["temperature"] == 0]
+        return {**answer(row["completion"], finish_reason=row["finish_reason"]), "model": "m-2024"}
+
+    server.reply = reply
+    flags = [*FLAGS[2:], "--samples", "4", "--stop-strings", *STOPS]
+    assert run("--models", f"openai:m@{server.url}", *shared[2:], "--output", tmp_path / "out", flags=flags) == 0
+    assert not any("stop" in body for body in server.asked)
+    here, there = (
+        {(r["mode"], r["index"], r["sample"]): (r["completion"], r["finish_reason"]) for r in rows_of(folder)}
+        for folder in (tmp_path / "out", tmp_path / "stopped")
+    )
+    assert here == there and 0.2 < sum(len(text.split()) < 5 for text, _ in there.values()) / len(there) < 0.9
+    assert {*map(str, (row["served_as"] for row in rows_of(tmp_path / "out")))} == {"['m-2024']"}
+    figures = ("pass@1", "ci95", "pass@1_greedy", "pass@k", "parts", "truncated_frac", "n")
+    (served,), (local,) = (summary_of(tmp_path / name)["results"] for name in ("out", "stopped"))
+    assert [served[name] for name in figures] == [local[name] for name in figures]
+    assert served["completion_tokens_mean"] is None

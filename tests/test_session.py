@@ -10,22 +10,20 @@ import torch
 from loguru import logger as log
 
 from minrl.algorithms import Advantages
-from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.models.scoring import LARGEST_GAP
 from minrl.optimizer import make_optimizer
-from minrl.report.rollouts.build import packed_steps
+from minrl.report.rollouts import packed_steps
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import step_name
 from minrl.run.folder import RunFolder
 from minrl.run.run import Run
 from minrl.run.setup import Parts
-from minrl.sampling import require_rewards
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.tracking import session as module
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.timers import TIMERS, timed
-from minrl.tracking.writers import read_metrics
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
 from minrl.utils.console import Screen
@@ -47,12 +45,7 @@ def make_logger(policy, engine, workers, sevens, tmp_path, told, monkeypatch):
 
     def make(state=None, steps=4, stored=None, evaluations=(), eval_first=False, **logging):
         state = state or TrainState()
-        config = TrainerConfig(
-            steps=steps,
-            rollout=RolloutConfig(task="countdown", max_tokens=4),
-            evaluation=EvaluationConfig(eval_every=2, eval_first=eval_first),
-            logging=LoggingConfig(**logging),
-        )
+        config = TrainerConfig(steps=steps, max_tokens=4, eval_every=2, eval_first=eval_first, **logging)
         folders = tmp_path / "runs" / "run", tmp_path / "kept" / "run"
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +66,12 @@ def evaluated(value, **more):
     return Evaluation(value, (0.0, 1.0), 4, 2, value, value, 3.0, 0.0, **more)
 
 
+def rewarded(mean):
+    return replace(evaluated(0.0), reward_mean=mean)
+
+
 def lines_of(logger):
-    return read_metrics(logger.run.folder)
+    return RunFolder(logger.run.folder).metrics
 
 
 def sampled(make_rollout, *values):
@@ -105,12 +102,9 @@ def test_a_step_is_a_line_of_everything_that_was_measured(make_logger, make_roll
     first, second = lines_of(logger)
     assert first["step"] == 1 and first["reward/mean"] == 0.5
     assert first["reward/unscorable_frac"] == 1 - 3 / 4  # the lost episode counts
-    assert (first["policy/loss"], first["reward/zero_spread_group_frac"], first["baseline/policy"]) == (
-        0.5,
-        0.125,
-        0.25,
-    )
-    assert first["policy/my_own"] == 3  # a tag that no list has, and a tensor
+    given = {"policy/loss": 0.5, "reward/zero_spread_group_frac": 0.125, "baseline/policy": 0.25}
+    given["policy/my_own"] = 3  # a tag that no list has, and a tensor
+    assert given.items() <= first.items()
     assert first["speed/tokens_per_s"] == pytest.approx(6 / first["time/step_s"])
     assert first["speed/update_tokens_per_s"] == pytest.approx(9 / first["time/update_s"])
     assert "memory/peak_gib" in first and "time/log_s" in first
@@ -130,8 +124,7 @@ def test_all_processes_of_a_run_have_the_same_walls(make_logger, monkeypatch, ow
     monkeypatch.setattr(processes, "count", 2)
     monkeypatch.setattr(processes, "gather", lambda self, items: [*items, others if items == [own] else False])
     monkeypatch.setenv("MINRL_SANDBOX_LEVEL", own)
-    message = f"different levels of the sandbox, .* start all of them with MINRL_SANDBOX_LEVEL={weaker},"
-    with pytest.raises(UserError, match=message), logger:
+    with pytest.raises(UserError, match=f"start all of them with MINRL_SANDBOX_LEVEL={weaker},"), logger:
         pass
 
 
@@ -160,20 +153,6 @@ def test_what_engine_and_workers_did_for_an_evaluation_is_not_the_steps(make_log
 
 
 @pytest.mark.parametrize(
-    ("values", "stops"), [((1.0, None), False), ((1.0, None, None), True), ((1.0, 0.0, None), False), ((), True)]
-)
-def test_a_run_stops_where_more_than_the_limit_cannot_be_rewarded(values, stops, make_rollout, said):
-    given = sampled(make_rollout, *values)
-    if stops:
-        message = r"67% of the rollouts of step 3 .* max_unscorable_frac \(50%\)|no episode of step 3 came to its first"
-        with pytest.raises(UserError, match=message):
-            require_rewards(given, 0.5, step=3)
-    else:
-        require_rewards(given, 0.5, step=3)
-    assert ("1 episodes could not be rewarded" in "".join(said)) == bool(values)
-
-
-@pytest.mark.parametrize(
     ("gap", "needs_correction", "stops"), [(0.011, False, True), (0.011, True, False), (LARGEST_GAP, False, False)]
 )
 def test_an_engine_that_needs_no_correction_must_be_exact(gap, needs_correction, stops, make_logger, make_rollout):
@@ -195,7 +174,7 @@ def test_evaluations_are_written_shown_and_kept(make_logger, told):
     assert [line["eval/countdown/pass@1"] for line in lines_of(logger)] == [0.25, 0.5]
     before = json.loads((logger.run.folder / "eval_before.json").read_text())
     assert before == {"countdown": evaluated(0.25).to_json()} and logger.evaluations == {"countdown": second}
-    assert "step 0: countdown held-out pass@1 25.0% (0.0% to 100.0%), greedy 25.0%" in told
+    assert any("pass@1 25.0% (0.0% to 100.0%), greedy 25.0%" in line for line in told)
     assert any(line.startswith("1 held-out episodes of countdown could not be rewarded") for line in told)
 
 
@@ -241,28 +220,24 @@ def test_beside_the_bar_stand_the_results_and_the_time_left_with_evaluations(
     assert shown[2] == (3, note, 3 * 2.0 + 2 * 10.0)
 
 
-def test_only_a_run_that_goes_on_cuts_what_lies_beyond_its_checkpoint(make_logger, told):
+def test_only_a_resumed_run_cuts_what_lies_beyond_its_checkpoint(make_logger):
     with make_logger() as logger:
         for logger.state.step in (0, 1, 2):
             logger.step()
             if logger.state.step == 1:
                 logger.save()
-    (logger.run.folder / "fingerprints.jsonl").unlink()  # as if it had been killed before it wrote the hashes
-    with (logger.run.folder / "fingerprints.jsonl").open("w") as file:
-        file.write('{"step": 1, "ids": ""}\n')
+    # As if it had been killed before it wrote the hashes.
+    (logger.run.folder / "fingerprints.jsonl").write_text('{"step": 1, "ids": ""}\n')
     with make_logger(TrainState(step=1)):
         pass
     assert [line["step"] for line in lines_of(logger)] == [0, 1, 2]
     with make_logger(TrainState(step=1, seconds=100.0), stored=STORED) as resumed:
         assert [line["step"] for line in lines_of(logger)] == [0, 1]
-        assert set(RunFolder(logger.run.folder).fingerprints[1]["files"]) == {
-            "model.safetensors",
-            "optimizer.safetensors",
-        }
+        files = RunFolder(logger.run.folder).fingerprints[1]["files"]
+        assert set(files) == {"model.safetensors", "optimizer.safetensors"}
         resumed.step()
         assert 100 < resumed.state.seconds < 160
-    assert f"run {logger.run.folder}, going on after step 1" in told
-    assert "going on after step 1" in (logger.run.folder / "log.txt").read_text()
+    assert f"run {logger.run.folder}, going on after step 1" in (logger.run.folder / "log.txt").read_text()
     with make_logger(stored=STORED):
         assert lines_of(logger) == []
 
@@ -278,7 +253,7 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
     last = logger.run.checkpoints / "step_000004"
     assert 50 < found["seconds"] < 110 and last.is_dir()
     assert told[-1].startswith("4 steps in 5") and "step_000004" in told[-1]
-    assert "\ncountdown: held-out pass@1 not measured before, 50.0% (0.0% to 100.0%) after" in told[-1]
+    assert "not measured before, 50.0% (0.0% to 100.0%) after" in told[-1]
     assert sum(message.count("\n") + 1 for message in told[-2:]) <= 8
     with make_logger(TrainState(step=4), evaluations=[evaluated(0.5)]) as again:  # what is done is not done again
         again.evaluate()
@@ -326,12 +301,11 @@ def test_an_evaluation_that_was_left_out_is_made_by_the_run_that_goes_on(make_lo
         assert kept.held_out[-1][:2] == [2, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("error", "logged"), [(UserError("mend it"), "UserError: mend it"), (RuntimeError("bug"), "RuntimeError: bug")]
-)
-def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_go_on(error, logged, make_logger, told):
+@pytest.mark.parametrize("error", [UserError("fix it"), RuntimeError("bug")])
+def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_resume(error, make_logger, told):
     with pytest.raises(type(error)), make_logger(TrainState(step=2)) as logger:
         raise error
+    logged = f"{type(error).__name__}: {error}"
     assert told[-2:] == [logged, f"stopped at step 2; last checkpoint none yet: {logger.run.resume_command}"]
     assert ("Traceback" in (logger.run.folder / "log.txt").read_text()) == isinstance(error, RuntimeError)
 
@@ -351,11 +325,7 @@ def test_an_error_is_reported_although_the_files_cannot_be_closed(make_logger, m
     ("before", "after", "line"),
     [
         (evaluated(0.25), evaluated(0.5), "pass@1 25.0% (0.0% to 100.0%) before, 50.0% (0.0% to 100.0%) after"),
-        (
-            replace(evaluated(0.0), reward_mean=-12.3),
-            replace(evaluated(0.0), reward_mean=-4.0),
-            "mean reward -12.3 before, -4 after",
-        ),
+        (rewarded(-12.3), rewarded(-4.0), "mean reward -12.3 before, -4 after"),
         (None, evaluated(0.5), "pass@1 not measured before, 50.0% (0.0% to 100.0%) after"),
     ],
 )

@@ -7,8 +7,8 @@ from crew import crew
 from torch.profiler import profile
 
 from minrl.config import ModelConfig
+from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.processes import Processes
 from minrl.models.sharding import named_weights
 from minrl.policy import as_policy
 from minrl.run.setup import sharded_policy

@@ -21,7 +21,7 @@ from together import together
 
 from minrl.__main__ import main
 from minrl.config import OptimizerConfig, TrainerConfig
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.run.setup import Parts
@@ -263,6 +263,7 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
         {"q": chat, "a": "2"},
         {"messages": [*chat, {"role": "assistant", "content": "2"}]},
         {"q": "1", "messages": [*chat, {"role": "assistant", "content": "4"}]},
+        {"q": "1", "a": [{"role": "assistant", "content": [{"type": "text", "text": "5"}]}]},
     ]
     found = read_demonstrations(write(tmp_path / "rows.jsonl", rows), "q", "a")
     assert found == [
@@ -270,6 +271,7 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
         Demonstration("1", "3"),
         Demonstration(chat, "2"),
         Demonstration(chat, "4"),
+        Demonstration("1", "5"),
     ]
 
 
@@ -279,7 +281,20 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
         ("{", "row 2 of .*: line 2 is not JSON"),
         ("[]", "row 2 of .* must be a JSON object, got list"),
         ('{"prompt": "1"}', r"needs `prompt` and `response` \(it has prompt\): name its columns with --prompt-column"),
-        ('{"prompt": "1", "response": null}', "`response` must be a string, got NoneType"),
+        (
+            '{"prompt": "1", "response": null}',
+            "`response` must be a string or a list of .* message, got None",
+        ),
+        ('{"prompt": "1", "response": "2", "tools": [{}]}', "`tools` is not shown to the model"),
+        ('{"prompt": "1", "response": "2", "chat_template_kwargs": {"a": 1}}', "`chat_template_kwargs` is not shown"),
+        (
+            '{"messages": [{"role": "assistant", "content": "1", "reasoning_content": "2"}]}',
+            "`reasoning_content` of the assistant's message is not learned: write it into the content",
+        ),
+        (
+            '{"prompt": "1", "response": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}',
+            "`tool_calls` of the assistant's message is not learned",
+        ),
         ('{"prompt": "", "response": "1"}', "`prompt` must be a text or a list of messages"),
         ('{"prompt": [{"role": "user"}], "response": "1"}', "`prompt` must be a text or a list of messages"),
         ('{"messages": [{"role": "user", "content": "1"}]}', "`messages` must end with the assistant's"),

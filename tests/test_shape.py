@@ -11,9 +11,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from minrl.engines.torch_engine import footprint
-from minrl.models.context import context_length
 from minrl.models.memory import least_activations
-from minrl.models.shape import UNLIMITED, keeps_states, shape_of
+from minrl.models.shape import UNLIMITED, context_length, keeps_states, shape_of
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "eos_token_id": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "bos_token_id": None}

@@ -15,7 +15,7 @@ from minrl.__main__ import main
 from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.models.loading import load_model, save_model, word_tokenizer
 from minrl.models.lora import Adapters
-from minrl.models.routers import _Exact
+from minrl.models.modules import ExactRouter
 from minrl.policy import as_policy
 from minrl.run.checkpoint import damage, save_policy
 from minrl.run.setup import without_storage
@@ -136,7 +136,7 @@ def test_a_mixture_of_experts_has_a_structure_to_send(tmp_path, processes):
     policy = as_policy(*load_model(str(tmp_path)), ModelConfig(device="cpu", threads=1), processes)
     sent = pickle.loads(pickle.dumps(without_storage(policy)))
     types = [[type(module) for module in one.modules()] for one in (policy.model, sent.model)]
-    assert types[0] == types[1] and any(issubclass(cls, _Exact) for cls in types[1])
+    assert types[0] == types[1] and any(issubclass(cls, ExactRouter) for cls in types[1])
 
 
 def test_moments_in_8_bits_are_not_sharded():

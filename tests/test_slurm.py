@@ -8,7 +8,7 @@ import pytest
 from slurm import cluster, missing, wait_for
 
 from minrl.run.checkpoint import save_policy
-from minrl.tracking.writers import read_metrics
+from minrl.run.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 STEPS = 12
@@ -64,7 +64,7 @@ def test_a_job_that_is_stopped_and_queued_again_ends_with_the_same_weights(argum
             return slurm.run("sbatch", "--parsable", *sizes, *script, **environment).strip()
 
         def steps_of(job):
-            return len(read_metrics(tmp_path / "runs" / f"slurm-{job}"))
+            return len(RunFolder(tmp_path / "runs" / f"slurm-{job}").metrics)
 
         def said(name):
             return (tmp_path / f"{name}.log").read_text()

@@ -16,11 +16,11 @@ import yaml
 
 from minrl.__main__ import main
 from minrl.config import with_absolute_paths
-from minrl.report.charts import available
 from minrl.tools import sweep as program
 from minrl.tools.sweep import places_for, read_plan, sweep_name
 from minrl.types import UserError
 from minrl.utils.cli import to_dict
+from minrl.utils.files import LOCK, lock
 from minrl.utils.processor import own_cores
 from tests.forked import Forked
 from tests.say_sevens import SAY_SEVENS
@@ -171,6 +171,17 @@ def test_runs_that_fail_are_named_at_the_end_and_the_others_are_made(sweep, caps
     assert NAMES[2] in Path("runs/report/rates/report.md").read_text()
     Path("fail-0").unlink()
     assert sweep() == 0 and order()[4:] == NAMES[:2]
+    assert "this seed is a bad one" in Path(f"runs/report/rates/logs/{NAMES[0]}.txt").read_text()  # still
+
+
+def test_two_sweeps_of_one_file_do_not_run_at_once(sweep):
+    Path("runs/report/rates").mkdir(parents=True)
+    with (
+        lock(Path("runs/report/rates") / LOCK),
+        pytest.raises(UserError, match=r"another sweep of rates.yaml is running \(process \d+"),
+    ):
+        sweep()
+    assert not Path("order").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -214,7 +225,7 @@ def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monk
         Path(f"wait-{seed}").unlink()
     monkeypatch.setattr(program, "_say", started.append)
     assert sweep("--at-once", "2") == 0
-    logs = [Path(f"runs/report/rates/logs/{name}.txt").read_text() for name in NAMES]
+    logs = [Path(f"runs/report/rates/logs/{name}.txt").read_text().splitlines()[-1] for name in NAMES]
     assert {tuple(log.split(" ", 2)[2].strip().split(" ", 1)) for log in logs} <= {
         (str(number), str(share)) for number, share in enumerate(shares)
     }
@@ -262,7 +273,6 @@ def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not available(), reason="matplotlib is not installed")
 def test_the_page_of_the_algorithms_is_written_from_a_sweep(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("algorithms_measured", ROOT / "docs/algorithms_measured.py")
     measured = importlib.util.module_from_spec(spec)

@@ -14,8 +14,8 @@ from minrl.__main__ import main
 from minrl.advantages import teacher_preference
 from minrl.batch import pack
 from minrl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
+from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.processes import Processes
 from minrl.models.scoring import score
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
@@ -32,6 +32,13 @@ assert loop  # a fixture
 @pytest.fixture
 def tiny():
     return tiny_policy(Processes(CPU))
+
+
+def assert_gradients(tiny, step):
+    """The step's are those that the model's weights hold, which are then reset."""
+    for name, weight in tiny.model.named_parameters():
+        torch.testing.assert_close(step[name], weight.grad, atol=1e-6, rtol=0)
+    tiny.model.zero_grad()
 
 
 def distilled(tiny, rollouts, **changes):
@@ -56,10 +63,8 @@ def test_the_mean_update_is_the_gradient_of_the_divergence_from_the_teacher(tiny
     tiny.model.zero_grad()
     probability = policy.exp().tolist()
     total = {name: torch.zeros_like(gradient) for name, gradient in expected.items()}
-    config = replace(
-        settings("distill", passes_per_step=1, importance_cap=0.0),
-        rollout=RolloutConfig(group_size=1, temperature=temperature),
-    )
+    rollout = RolloutConfig(group_size=1, temperature=temperature)
+    config = replace(settings("distill", passes_per_step=1, importance_cap=0.0), rollout=rollout)
     for token in range(rows):
         (step,), _ = gradients(tiny, [make_rollout(prompt, [token])], config)
         for name in total:
@@ -82,11 +87,9 @@ def test_each_token_is_worth_what_the_teacher_prefers_it_by(tiny, make_rollout):
     policy, teacher = sampled(tiny.model), sampled(tiny.teacher)
     preference = (teacher - policy).detach()
     (-(preference * policy).sum() / 2).backward()
-    for name, weight in tiny.model.named_parameters():
-        torch.testing.assert_close(step[name], weight.grad, atol=1e-6, rtol=0)
+    assert_gradients(tiny, step)
     assert found["teacher/kl"] == pytest.approx(-float(preference.mean()), abs=1e-6)
     assert found["teacher/preferred_frac"] == pytest.approx(float((preference > 0).double().mean()))
-    tiny.model.zero_grad()
 
 
 def test_of_a_teacher_like_the_policy_nothing_is_learned(tiny):
@@ -114,10 +117,9 @@ def test_several_steps_prefer_by_the_policy_that_sampled(tiny):
     rollouts = [one for one in fixed_rollouts() if one.reward is not None]
     stream = pack(rollouts, range(len(rollouts)))
     teacher, old = (score(model, stream, 1.0)[0].detach() for model in (tiny.teacher, tiny.model))
-    _, found = gradients(tiny, rollouts, settings("distill", passes_per_step=2, importance_cap=0.0))
+    (first, second), found = gradients(tiny, rollouts, settings("distill", passes_per_step=2, importance_cap=0.0))
     assert found["policy/ratio_max"] > 1
     assert found["teacher/kl"] == pytest.approx(-float(teacher_preference(teacher, old).mean()), abs=1e-6)
-    (first, second), _ = gradients(tiny, rollouts, settings("distill", passes_per_step=2, importance_cap=0.0))
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
@@ -142,10 +144,8 @@ def test_a_policy_that_is_shown_more_teaches_itself(tiny, make_rollout):
     policy, teacher = sampled(one.ids), sampled(read)
     preference = (teacher - policy).detach()
     (-(preference * policy).mean()).backward()
-    for name, weight in tiny.model.named_parameters():
-        torch.testing.assert_close(step[name], weight.grad, atol=1e-6, rtol=0)
+    assert_gradients(tiny, step)
     assert found["teacher/kl"] == pytest.approx(-float(preference.mean()), abs=1e-6)
-    tiny.model.zero_grad()
 
 
 def test_behind_the_teachers_prompt_a_rollout_says_the_same(tiny, make_rollout):
@@ -159,15 +159,6 @@ def test_behind_the_teachers_prompt_a_rollout_says_the_same(tiny, make_rollout):
     assert [i for i, m in zip(moved.ids, moved.loss_mask, strict=True) if m] == [7, 9, 3]
     assert moved.rollout_logprobs == [0.0] * length + [-1.0] * 4
     assert one.ids == [5, 7, 8, 9, 3]  # as it was
-
-
-def test_the_room_behind_a_teachers_prompt_is_that_of_the_tasks_own_limit(tiny, task):
-    limit, config = tiny.context_length, asked("{prompt}", max_tokens=tiny.context_length)
-    own = replace(config.rollout, task_max_tokens="t:8")
-    assert teacher_prompt(tiny, replace(config, rollout=own), task)
-    short = replace(asked("{prompt}").rollout, task_max_tokens=f"t:{limit - 1}")
-    with pytest.raises(UserError, match=rf"no room for the {limit - 1} tokens of a completion of t"):
-        teacher_prompt(tiny, replace(config, rollout=short), task)
 
 
 def test_in_a_chat_the_last_message_of_the_user_is_replaced(tiny):
@@ -185,26 +176,23 @@ def task():
     return Task(split(examples, 0.5), lambda text, example: Reward(0.0), cheap=True)
 
 
-def asked(text, max_tokens=8):
-    return TrainerConfig(
-        algorithm=AlgorithmConfig(teacher_prompt=text), rollout=RolloutConfig(task="t", max_tokens=max_tokens)
-    )
+def asked(text, max_tokens=8, **limits):
+    return TrainerConfig(teacher_prompt=text, task="t", max_tokens=max_tokens, **limits)
 
 
 def test_what_a_teacher_cannot_read_is_refused_before_step_1(tiny, task):
     reads = teacher_prompt(tiny, asked("{prompt} {answer}"), task)
     assert reads.examples.keys() == {example.id for example in task.dataset.train}
     assert teacher_prompt(tiny, TrainerConfig(), task) is None
-    with pytest.raises(
-        UserError, match=r"of what the teacher reads .* words that the model's tokenizer lacks \('Tell'"
-    ):
+    with pytest.raises(UserError, match=r"words that the model's tokenizer lacks \('Tell'"):
         teacher_prompt(tiny, asked("Tell {prompt}"), task)
     limit = tiny.context_length
     assert teacher_prompt(tiny, asked("{prompt}", limit - 2), task)
-    with pytest.raises(
-        UserError, match=rf"no room for the {limit - 1} tokens of a completion of t in the {limit} .* in (\d) of \1 tr"
-    ):
-        teacher_prompt(tiny, asked("{prompt}", limit - 1), task)
+    assert teacher_prompt(tiny, asked("{prompt}", limit, task_max_tokens="t:8"), task)  # the task's own limit
+    room = rf"no room for the {limit - 1} tokens of a completion of t in the {limit} .* in (\d) of \1 tr"
+    for config in (asked("{prompt}", limit - 1), asked("{prompt}", task_max_tokens=f"t:{limit - 1}")):
+        with pytest.raises(UserError, match=room):
+            teacher_prompt(tiny, config, task)
     empty = [Example(one.id, one.prompt, {}) for one in task.dataset.train]
     object.__setattr__(task, "dataset", replace(task.dataset, train=empty))
     with pytest.raises(UserError, match=r"shows \{answer\}, and (\d) of \1 training examples of t have none"):
@@ -215,9 +203,7 @@ def test_what_a_teacher_cannot_read_is_refused_before_step_1(tiny, task):
 def test_an_episode_that_grows_beyond_the_teachers_context_is_named(tiny, make_rollout):
     limit = tiny.context_length
     long = make_rollout([5], [6] * (limit - 1), example_id="0", message="0")
-    with pytest.raises(
-        UserError, match=rf"would read {limit + 2} tokens, 3 of its prompt, and takes {limit} \(example '0'"
-    ):
+    with pytest.raises(UserError, match=rf"{limit + 2} tokens, 3 of its prompt, and takes {limit} \(example '0'"):
         shown_more(tiny).teacher_reads(long)
 
 
@@ -233,18 +219,12 @@ def test_a_teacher_with_other_tokens_is_refused(tiny):
     words = [str(number) for number in range(40)]
     require_same_tokens(tiny, stranger(words, tiny.processes), "t")
     require_same_tokens(tiny, stranger([*words, "more"], tiny.processes), "t")
-    for others, said in (
-        ([*words[:-2], "39", "38"], r"2 of 45 differ, \['38'\] among them"),
-        (words[:-1], r"1 of 45 differ, \['39'\] among them"),
-    ):
-        with pytest.raises(UserError, match=f"the teacher t has other tokens than the policy, .* {said}") as refused:
+    for others, said in (([*words[:-2], "39", "38"], r"2 of 45 differ, \['38'"), (words[:-1], r"1 of 45 .* \['39'")):
+        with pytest.raises(UserError, match=rf"other tokens than the policy, .* {said}\] among them[^\n]*$"):
             require_same_tokens(tiny, stranger(others, tiny.processes), "t")
-        assert "\n" not in str(refused.value)
     tiny.model.resize_token_embeddings(48)  # as models are padded
     require_same_tokens(tiny, stranger(words, tiny.processes, rows=64), "t")
-    with pytest.raises(
-        UserError, match="the teacher t has 45 rows in its embedding, and the policy may sample any of its 48"
-    ):
+    with pytest.raises(UserError, match="45 rows in its embedding, and the policy may sample any of its 48"):
         require_same_tokens(tiny, stranger(words, tiny.processes), "t")
 
 
@@ -254,9 +234,7 @@ def test_the_prompt_of_a_teacher_may_stand_in_a_file_whose_text_is_kept(tmp_path
     config = AlgorithmConfig(teacher_prompt=str(path))
     path.unlink()
     assert config.teacher_prompt == "{prompt}\nThe answer is {answer}." and config.has_teacher
-    with pytest.raises(
-        UserError, match=r"teacher_prompt must be a text with \{prompt\} in it, or a file with one, got"
-    ):
+    with pytest.raises(UserError, match=r"teacher_prompt must be a text with \{prompt\} in it, or a file with one"):
         AlgorithmConfig(teacher_prompt=str(path))
     path.write_text("{answer}")
     with pytest.raises(UserError, match=r"never shows the prompt: write \{prompt\} in it"):
@@ -302,9 +280,8 @@ def test_a_killed_run_ends_as_one_that_was_never_stopped(kind, taught, loop, tmp
         start(*flags, "--run-name", "killed")
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--resume", str(tmp_path / "runs" / "killed")]) == 0
-    whole, killed = (
-        load_file(tmp_path / "ckpt" / name / "step_000003/model.safetensors") for name in ("whole", "killed")
-    )
+    last = "step_000003/model.safetensors"
+    whole, killed = (load_file(tmp_path / "ckpt" / name / last) for name in ("whole", "killed"))
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
     begun = load_file(tmp_path / "model" / "model.safetensors")
     assert any(not torch.equal(whole[name], begun[name]) for name in whole)
@@ -315,9 +292,7 @@ def test_the_teacher_of_a_run_stays_the_one_it_began_with(taught, make_policy, t
     record = json.loads((run / "config.json").read_text())
     assert record["models"]["teacher"]["path"] == str(tmp_path / "teacher")
     save_policy(make_policy(4), tmp_path / "teacher")
-    with pytest.raises(
-        UserError, match=r"the teacher of run .* in .*teacher has other weights than when the run began"
-    ):
+    with pytest.raises(UserError, match=r"the teacher of run .* in .*teacher has other weights"):
         main(["train", "--resume", str(run), "--steps", "2"])
     shutil.rmtree(tmp_path / "teacher")
     with pytest.raises(UserError, match=r"the teacher of run .*, .*teacher, is not there: put it back"):

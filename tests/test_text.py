@@ -37,9 +37,8 @@ def text_of(request, sevens):
             return reference(example)
         if request.param == "settings":
             return text.digest_of([example.fields])
-        return digest_of(
-            replace(sevens, dataset=Dataset([example], sevens.dataset.held_out), demonstrations=lambda *_: "7")
-        )
+        dataset = Dataset([example], sevens.dataset.held_out)
+        return digest_of(replace(sevens, dataset=dataset, demonstrations=lambda *_: "7"))
 
     return of
 
@@ -75,9 +74,8 @@ def test_equal_values_have_one_text_and_others_another(text_of, one, alike, othe
 def test_the_text_is_the_same_in_another_process():
     made = "frozenset('minrl'), {('a', 1): len, 'b': lambda x: x}, float('nan')"
     code = f"from minrl.utils.text import stable_text; print(stable_text([{made}]))"
-    again = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent
-    )
+    root = Path(__file__).parent.parent
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     value = [frozenset("minrl"), {("a", 1): len, "b": eval("lambda x: x")}, float("nan")]
     assert again.stdout.strip() == stable_text(value), again.stderr
 

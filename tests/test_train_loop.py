@@ -8,7 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,22 +24,15 @@ from minrl.config import TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import rollout
 from minrl.run import setup
-from minrl.run.checkpoint import save_policy
-from minrl.tasks import TASK_DEFINITIONS, Dataset, Task, TaskDefinition
+from minrl.tasks import TASK_DEFINITIONS, Dataset, Task
 from minrl.types import Example, Reward, UserError
 from minrl.utils.signals import answered, stop_at_once
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoOptions:
-    """None."""
+from tests.say_sevens import count_sevens
 
 
 @pytest.fixture
-def loop(policy, sevens, tmp_path, monkeypatch):
+def loop(sevens_model, tmp_path):
     """Runs train.py's main on `sevens` with a tiny model; gives back the exit status and the run's folder."""
-    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
-    save_policy(policy, tmp_path / "model")
     flags = (
         f"--task sevens --model-id {tmp_path}/model --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt "
         "--prompts-per-step 8 --group-size 8 --max-tokens 4 --learning-rate 5e-3 --warmup-steps 0 --eval-every 0 "
@@ -61,8 +54,16 @@ def summary_of(run):
     return json.loads((run / "summary.json").read_text())
 
 
-QUICK = {"grpo", "gspo", "rloo", "reinforce_pp"}
-"""One algorithm for each way to weigh tokens or to compare rewards. The others learn in the slow set."""
+def weights_of(tmp_path, *names):
+    return [summary_of(tmp_path / "runs" / name)["weights_sha256"] for name in names]
+
+
+def resume(run, *more):
+    return main(["train", "--resume", str(run), "--quiet", *more])
+
+
+QUICK = {"grpo", "reinforce_pp"}
+"""One algorithm that compares rewards within groups, and one over the batch. The others learn in the slow set."""
 REWARDED = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
 """The others learn in tests/test_teacher.py."""
 
@@ -92,9 +93,8 @@ def test_with_checkpoints_in_bfloat16_a_resumed_run_ends_as_one_that_was_not_sto
     loop(*flags, "halves", "--steps", "2", "--save-dtype", "bfloat16")
     saved = load_file(tmp_path / "ckpt" / "halves" / "step_000002" / "model.safetensors")
     assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
-    assert main(["train", "--resume", str(tmp_path / "runs" / "halves"), "--steps", "4", "--quiet"]) == 0
-    ends = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("whole", "halves")]
-    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
+    assert resume(tmp_path / "runs/halves", "--steps", "4") == 0
+    assert len(set(weights_of(tmp_path, "whole", "halves"))) == 1
 
 
 def test_an_algorithm_of_a_file_is_that_of_the_resumed_run_too(loop, tmp_path):
@@ -102,11 +102,10 @@ def test_an_algorithm_of_a_file_is_that_of_the_resumed_run_too(loop, tmp_path):
     (tmp_path / "own_row.py").write_text(source)
     flags = ["--schedule", "constant", "--no-preflight", "--no-eval-first", "--run-name"]
     loop("--algorithm", f"{tmp_path}/own_row.py:mine", *flags, "own", "--steps", "1")
-    assert main(["train", "--resume", str(tmp_path / "runs" / "own"), "--steps", "2", "--quiet"]) == 0
+    assert resume(tmp_path / "runs/own", "--steps", "2") == 0
     loop("--algorithm", "dr_grpo", *flags, "whole", "--steps", "2")
-    ends = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("own", "whole")]
-    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
-    assert ends[0]["algorithm"] == f"{tmp_path}/own_row.py:mine"
+    assert len(set(weights_of(tmp_path, "own", "whole"))) == 1
+    assert summary_of(tmp_path / "runs/own")["algorithm"] == f"{tmp_path}/own_row.py:mine"
 
 
 def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a_resume(loop, sevens, capsys):
@@ -120,7 +119,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a
     weights, saved = (load_file(path / "model.safetensors") for path in (run.parent.parent / "model", last))
     assert all(torch.equal(weights[name], saved[name]) for name in weights)
     with pytest.raises(UserError, match="gradient of 3 optimizer steps in a row was not finite"):
-        main(["train", "--resume", str(run), "--steps", "9"])
+        resume(run, "--steps", "9")
     said = " ".join(capsys.readouterr().err.split())
     assert f"stopped at step 3; last checkpoint {last}: python -m minrl train --resume {run}" in said
 
@@ -154,10 +153,6 @@ def test_an_exact_engine_that_is_not_stops_the_run_before_anything_is_saved(loop
     assert not list((tmp_path / "ckpt").glob("*/step_*"))
 
 
-def test_preflight_only_trains_nothing_and_leaves_no_run(loop):
-    assert loop("--preflight-only") == (0, None)
-
-
 def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(loop, sevens):
     with pytest.raises(UserError, match=r"cannot play 'sevens': .* name a model with --model-id"):
         loop("--model-id", "")  # there are no demonstrations
@@ -170,26 +165,37 @@ SCRIPT = """
 import json, sys
 import minrl
 assert "torch" not in sys.modules
-from minrl.tasks.task import split
-from minrl.types import Example
-def ends_well(completion, example):
-    return float(completion.strip().endswith(example["word"]))
-examples = [Example(str(n), f"numbers {' '.join(str(n))}", {"word": "7"}) for n in range(40)]
-task = minrl.Task(split(examples, 0.3), ends_well, name="ends")
+rows = [{"prompt": f"numbers {' '.join(str(n))}", "word": "7"} for n in range(40)]
+@minrl.task(data=rows, prompt="prompt", held_out=0.3)
+def ends(completion, row):
+    return completion.strip().endswith(row["word"])
 for first in sys.argv[2:]:
     exec(first)
 sizes = dict(steps=2, prompts_per_step=4, group_size=4, max_tokens=4, eval_examples=8, eval_samples=2)
-quick = dict(preflight=False, quiet=True, threads=1, device="cpu")
-config = minrl.TrainerConfig(model_id=sys.argv[1], runs_dir="runs", checkpoints_dir="checkpoints", **sizes, **quick)
-print(json.dumps(minrl.train(config, task=task)))
+quick = dict(preflight=False, quiet=True, threads=1, device="cpu", runs_dir="runs", checkpoints_dir="checkpoints")
+config = minrl.TrainerConfig(task=ends, model_id=sys.argv[1], **sizes, **quick)
+print(json.dumps(minrl.train(config)))
 """
 
 
-@pytest.mark.parametrize("first", ["", pytest.param("from minrl.train import main, train", marks=pytest.mark.slow)])
-def test_a_task_of_a_script_is_trained_whatever_was_imported_first(policy, tmp_path, first):
-    save_policy(policy, tmp_path / "model")
+def test_a_task_object_is_trained_by_a_call(sevens_model, sevens, tmp_path):
+    sizes = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 4, "eval_examples": 8, "eval_samples": 2}
+    quick = {"preflight": False, "quiet": True, "threads": 1, "device": "cpu", "model_id": sevens_model}
+    folders = {"runs_dir": str(tmp_path / "runs"), "checkpoints_dir": str(tmp_path / "kept")}
+    own = replace(
+        sevens, name="own", reward=lambda text, example: count_sevens(text, example)
+    )  # no worker can import it
+    summary = minrl.train(TrainerConfig(task=own, **sizes, **quick, **folders))
+    assert summary == summary_of(tmp_path / "runs" / summary["run"])
+    assert (summary["task"], summary["steps"]) == ("own", 2)
+    assert summary["eval_after"]["pass@1"] is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["", "from minrl.train import main, train"])
+def test_a_task_of_a_script_is_trained_whatever_was_imported_first(sevens_model, tmp_path, first):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "model"), first]
+    command = [sys.executable, str(tmp_path / "script.py"), sevens_model, first]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert ended.returncode == 0, ended.stderr
@@ -222,14 +228,15 @@ def test_settings_that_were_not_given_have_the_defaults_of_the_models_size(monke
 @pytest.mark.skipif("MINRL_CHECK_TYPES" in os.environ, reason="wrong types are given on purpose")
 def test_what_is_no_config_or_task_is_refused(sevens):
     own = Task(Dataset([], [Example("1", "1", {})]), lambda text, example: 0.0, name="own")
-    for config, task, message in (
-        ({"steps": 2}, None, r"minrl\.train takes a TrainerConfig, got dict"),
-        (TrainerConfig(), "countdown", "`task` must be a Task, got str"),
-        (TrainerConfig(), replace(sevens, name="countdown"), "'countdown' is a built-in task's name"),
-        (TrainerConfig(data_path="rows.jsonl"), own, r"takes no data_path, got 'rows\.jsonl'"),
+    for settings, message in (
+        ({"task": replace(sevens, name="countdown")}, "'countdown' is a built-in task's name"),
+        ({"task": own, "data_path": "rows.jsonl"}, r"takes no data_path, got '.*rows\.jsonl'"),
+        ({"task": 3}, "task must be text, got 3"),
     ):
         with pytest.raises(UserError, match=message):
-            minrl.train(config, task)
+            minrl.train(TrainerConfig(**settings))
+    with pytest.raises(UserError, match=r"minrl\.train takes a TrainerConfig, got dict"):
+        minrl.train({"steps": 2})
 
 
 def test_in_a_thread_no_signal_is_handled():

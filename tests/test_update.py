@@ -15,7 +15,7 @@ from together import together
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.batch import pack
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 from minrl.models.scoring import score
 from minrl.optimizer import learning_rate
 from minrl.types import Reward, TrainState

@@ -28,11 +28,10 @@ from minrl.engines import vllm as vllm_engine
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm import VllmEngine, Watchdog, require_groups
 from minrl.engines.vllm_sync import SyncError, find_held, policy_logprobs, unread
-from minrl.models.group import own_card
+from minrl.models.distributed import Processes, own_card
 from minrl.models.launch import Launch
 from minrl.models.loading import word_tokenizer
 from minrl.models.lora import Adapters, MergedWeights
-from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.types import Completion, Request, UserError
 

@@ -22,7 +22,7 @@ from minrl.engines import Engine, Sampling, make_engine, vllm_server
 from minrl.engines.torch_engine import TorchEngine, mix_seed
 from minrl.engines.vllm_server import Saved, ServerEngine, WeightsFolder, private_urls
 from minrl.engines.vllm_sync import SyncError
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 from minrl.models.sharding import master_weights
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import sharded_policy

@@ -20,8 +20,7 @@ from minrl.rewards.begun import Begun, Threads
 from minrl.rewards.worker import Failure, Lost, call
 from minrl.rewards.worker_process import READY, Worker
 from minrl.rewards.workers import Workers
-from minrl.tasks.bounded import bounded
-from minrl.tasks.grader import Grader, OutOfTime
+from minrl.tasks.grader import Grader, OutOfTime, bounded
 from minrl.types import Job
 from minrl.utils.processor import processor_s
 from minrl.utils.signals import STOP_SIGNALS
@@ -488,11 +487,28 @@ def test_where_no_worker_can_be_started_nothing_is_blamed_on_a_completion(pool, 
 
 
 def test_a_second_loss_is_not_blamed_where_the_machine_cannot_start_another_worker(pool, monkeypatch):
-    answers = [Lost("late", "timeout"), Failure("the machine is ill")]
-    monkeypatch.setattr(pool, "_alone", lambda job: answers.pop(0))
-    assert pool._second(Job(Grader(int, jobs.loss)), Lost("late", "timeout")) == Failure("late")
-    answers = [Lost("late", "timeout"), 0]
-    assert pool._second(Job(Grader(int, jobs.loss)), Lost("late", "timeout")) == "lost: timeout"
+    lost, job = Lost("late", "timeout"), Job(Grader(int, jobs.loss))
+    answers = [[lost], [Failure("the machine is ill")]]
+    monkeypatch.setattr(pool, "_again", lambda jobs: answers.pop(0))
+    assert pool._second([job], [lost]) == [Failure("late")]
+    answers = [[lost], [0]]
+    assert pool._second([job], [lost]) == ["lost: timeout"]
+
+
+def test_second_runs_take_one_deadline_together(tmp_path):
+    for deadline_s in DEADLINES_S:
+        file = tmp_path / f"{deadline_s}"
+        pool = Workers(2, deadline_s)
+        try:
+            hang = Job(Grader(jobs.runs, jobs.loss), (file, time.sleep, 600))
+            results = pool.run([hang] * 2 + [Job(int, ("7",))] + [hang] * 3)
+        finally:
+            pool.close()
+        runs = len(file.read_text()) if file.exists() else 0
+        if runs == 5 + 2:
+            break
+    assert results[:3] == ["lost: timeout", "lost: timeout", 7] and runs == 5 + 2  # two workers, one deadline more
+    assert [one.reason for one in results[3:]] == ["it missed its deadline, and no time was left for a second run"] * 3
 
 
 def test_what_a_new_worker_loads_takes_nothing_from_the_deadline():

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from minrl.config import ModelConfig
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 
 T = TypeVar("T")
 

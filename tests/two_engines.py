@@ -13,8 +13,8 @@ from gradients import CPU
 
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines.vllm import VllmEngine
+from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.processes import Processes
 from minrl.models.sharding import in_one_pass, master_weights
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers

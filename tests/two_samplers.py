@@ -6,7 +6,7 @@ from gradients import tiny_policy
 
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.sampling import adapt_sampling, sample_groups

@@ -27,8 +27,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm import installed_version
+from minrl.models.distributed import Processes
 from minrl.models.loading import word_tokenizer
-from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.types import CausalModel, Completion, Request, UserError
 

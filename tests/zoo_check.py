@@ -27,10 +27,9 @@ from minrl.config import LoraConfig, ModelConfig, OptimizerConfig
 from minrl.engines import Sampling
 from minrl.engines.decoders import has_own_decoder
 from minrl.engines.torch_engine import TorchEngine
+from minrl.models.distributed import Processes
 from minrl.models.lora import Adapters
-from minrl.models.method import method_of
-from minrl.models.processes import Processes
-from minrl.models.scoring import sampled_rollout
+from minrl.models.scoring import method_of, sampled_rollout
 from minrl.policy import Policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy

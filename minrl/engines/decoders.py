@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.models.context import context_length
 from minrl.models.cpu import computed, few_rows_product, in_float32, ordered
-from minrl.models.frozen import held_bytes
 from minrl.models.lora import merged_weight
-from minrl.models.method import method_of
+from minrl.models.modules import held_bytes
+from minrl.models.scoring import method_of
+from minrl.models.shape import context_length
 from minrl.models.text import decoder_of
 from minrl.types import CausalModel
 

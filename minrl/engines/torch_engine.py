@@ -23,9 +23,8 @@ from minrl.batch import to_device
 from minrl.engines import CACHE_GIB, Ended, Engine, PromptReuse, Sampling, ended_as, require_room
 from minrl.engines.decoders import Decoder, make_decoder
 from minrl.models.cpu import few_sizes
-from minrl.models.head import output_head
-from minrl.models.logprobs import Head
-from minrl.models.method import Decoding, method_of
+from minrl.models.logprobs import Head, output_head
+from minrl.models.scoring import Decoding, method_of
 from minrl.models.shape import shape_of
 from minrl.models.sharding import free_whole, hold_whole
 from minrl.policy import Policy

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minrl.config import TaskOptions
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.runs import TrainedRun, ancestors
+from minrl.evaluate.models import TrainedRun, ancestors
 from minrl.run.records import digest_of, files_in
 from minrl.sft.demonstrations import question_of, read_demonstrations
 from minrl.tasks import Task, load_task, with_absolute_path

@@ -1,20 +1,43 @@
-"""The last stage: the figures as one table, in Markdown, as CSV, on the terminal and in charts."""
+"""The last stage: from scores to figures, as one table in Markdown, as CSV, on the terminal and in four charts.
 
+pass@1 and pass@k have 95 % intervals, by category too, and each further model its paired difference to the first one.
+Unscorable completions, and those that a server refused, count as not solved; their shares stand beside the figures.
+Without any score there is no figure. A failed call is no completion: it counts as missing.
+"""
+
+import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from minrl.evaluate.charts import draw
-from minrl.evaluate.figures import differences, results, together
-from minrl.evaluate.plan import EvaluationPlan, Settings
-from minrl.evaluate.rows import Key, Row
-from minrl.evaluate.score import asked_again
+from minrl.evaluate.generate import GREEDY, SAMPLED, EvaluatedTask, EvaluationPlan, Key, Row
+from minrl.evaluate.score import NOBODY, PART, judge_failed
+from minrl.report.charts import INK, Axes, bars, color, curve, legend_below, line_style, percent, picture
+from minrl.types import Reward
 from minrl.utils.console import Table
 from minrl.utils.files import write_json, write_text
-from minrl.utils.text import one_line, printable
+from minrl.utils.statistics import (
+    bootstrap,
+    by_category,
+    is_solved,
+    lost_roles,
+    part_means,
+    pass_at_one,
+    percentiles,
+    resampled,
+    shares,
+    summarize,
+    weighted_score,
+    wilson,
+)
+from minrl.utils.task_names import task_key
+from minrl.utils.text import one_line, plain, printable
 
 SUMMARY, MARKDOWN, CSV, CHARTS = "summary.json", "summary.md", "summary.csv", "charts"
 
@@ -30,16 +53,22 @@ Summary = Mapping[str, Any]
 
 
 def report(
-    plan: EvaluationPlan, folder: Path, settings: Settings, lines: Sequence[Row], rows: Mapping[Key, Row]
+    plan: EvaluationPlan, folder: Path, settings: Mapping[str, Any], lines: Sequence[Row], rows: Mapping[Key, Row]
 ) -> dict[str, Any]:
     """Write everything that is made from the scores; returns the content of summary.json."""
-    found = results(plan, lines, rows)
-    complete = not any(result["missing"] for result in found) and not any(map(asked_again, lines))
-    summary = {"complete": complete, "settings": settings, "results": found, "differences": differences(plan, lines)}
-    if scores := together(plan, found):
-        summary["together"] = scores
-    write_text(folder / MARKDOWN, markdown(summary))
+    scores = scores_of(lines)
+    found = list(results(plan, scores, lines, rows))
+    summary: dict[str, Any] = {
+        "complete": not any(result["missing"] for result in found) and not any(map(judge_failed, lines)),
+        "settings": settings,
+        "results": found,
+        "differences": list(differences(plan, scores)),
+    }
+    if weighted := list(weighted_scores(plan, found)):
+        summary["together"] = weighted
+    summary = plain(summary)
     frame = frame_of(summary)
+    write_text(folder / MARKDOWN, markdown(summary))
     write_text(folder / CSV, frame.to_csv(columns=COLUMNS, index=False))
     for old in (folder / CHARTS).glob("*.png"):
         old.unlink()
@@ -49,6 +78,209 @@ def report(
     return summary
 
 
+# Figures
+
+
+@dataclass(frozen=True)
+class Score:
+    """A line of scores.jsonl as an `Outcome` of `minrl.utils.statistics`."""
+
+    index: int
+    example_id: str
+    role: str
+    reward: Reward | None
+    num_sampled: float
+    truncated: bool
+    refused: bool = False
+
+
+def scores_of(lines: Iterable[Row]) -> dict[tuple[str, str, str], list[Score]]:
+    """The scores by model, task and mode, with each lost episode once for each role."""
+    found: dict[tuple[str, str, str], list[Score]] = {}
+    for line in lines:
+        parts = {name.removeprefix(PART): value for name, value in line.items() if name.startswith(PART)}
+        score = Score(
+            index=line["index"],
+            example_id=line["example"],
+            role=line["role"],
+            reward=None if line["reward"] is None else Reward(line["reward"], parts, line["maximum"], line["solved"]),
+            num_sampled=math.nan if line["tokens"] is None else float(line["tokens"]),
+            truncated=line["finish_reason"] == "length",
+            refused=line["refused"] is not None,
+        )
+        found.setdefault((line["model"], line["task"], line["mode"]), []).append(score)
+    return {key: in_roles(scores) for key, scores in found.items()}
+
+
+def in_roles(scores: Sequence[Score]) -> list[Score]:
+    """The scores of one model on one task, with each lost episode once for each role."""
+    played, lost = [one for one in scores if one.role != NOBODY], [one for one in scores if one.role == NOBODY]
+    roles = lost_roles([(one.example_id, one.role) for one in played], [one.example_id for one in lost])
+    return [*played, *(replace(one, role=role) for one in lost for role in roles[one.example_id])]
+
+
+def results(
+    plan: EvaluationPlan, scores: Mapping[Any, Sequence[Score]], lines: Sequence[Row], rows: Mapping[Key, Row]
+) -> Iterator[dict[str, Any]]:
+    """The figures of each model on each task, in the plan's order. A pair without scores has counts only."""
+    reasons = {(line["model"], line["task"]): line["unscorable"] for line in reversed(lines) if line["unscorable"]}
+    for model, task in itertools.product(plan.models, plan.tasks):
+        result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task.name}
+        if task.task.frozen_opponent:
+            result["opponent"] = plan.config.opponent or model.name
+        if model.step is not None:
+            result.update({"run": model.run, "step": model.step})
+        sampled, greedy = (scores.get((model.name, task.name, mode), ()) for mode in (SAMPLED, GREEDY))
+        if sampled or greedy:
+            result.update(figures(plan, task, sampled, greedy))
+        if reason := reasons.get((model.name, task.name)):
+            result["first_unscorable"] = reason
+        total, missing = sum(1 for _ in task.keys(model)), len(plan.missing(model, task, rows))
+        yield {**result, "completions": total - missing, "missing": missing}
+
+
+def figures(
+    plan: EvaluationPlan, task: EvaluatedTask, sampled: Sequence[Score], greedy: Sequence[Score]
+) -> dict[str, Any]:
+    """The figures of one model on one task. pass@1 is that of the task's first mode, even if that has no scores."""
+    mode, samples = next(iter(task.samples.items()))
+    main = greedy if mode == GREEDY else sampled
+    every = main if main is greedy else [*main, *greedy]
+    counts = {
+        "n": len(main),
+        "unscorable": sum(one.reward is None for one in every),
+        "refused_frac": float(np.mean([one.refused for one in main])) if main else None,
+    }
+    if all(one.reward is None for one in main):
+        return counts
+    found = {**summarize(task.examples, main, greedy).to_json(), **counts}
+    if any(math.isnan(one.num_sampled) and one.reward is not None for one in every):
+        found["completion_tokens_mean"] = None  # some were not counted, and the others' mean is biased
+    passes = {str(k): pass_figure(main, k) for k in plan.config.pass_at or powers_of_two(samples)}
+    return {
+        **found,
+        "examples": len({one.index for one in main}),
+        "pass@1_greedy_ci95": pass_figure(greedy, 1)[1] if any(one.reward is not None for one in greedy) else None,
+        "pass@k": {k: {"value": value, "ci95": ci95, "examples": n} for k, (value, ci95, n) in passes.items() if n},
+        "by_category": {
+            name: _of_category(of_it)
+            for name, of_it in by_category(task.examples, main).items()
+            if any(one.reward is not None for one in of_it)
+        },
+    }
+
+
+def _of_category(scores: Sequence[Score]) -> dict[str, Any]:
+    rewards = [one.reward for one in scores if one.reward is not None]
+    value, ci95, examples = pass_figure(scores, 1)
+    mean = float(np.mean([reward.value for reward in rewards]))
+    parts = part_means(rewards)
+    return {"pass@1": value, "ci95": ci95, "n": len(scores), "examples": examples, "reward": mean, "parts": parts}
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to the number of samples, and that number.
+
+    >>> powers_of_two(6), powers_of_two(1)
+    ([1, 2, 4, 6], [1])
+    """
+    return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+
+
+def by_example(scores: Sequence[Score]) -> dict[int, list[list[bool]]]:
+    """Which samples of each example are solved, by role: the two players of a game are two series of samples."""
+    found: dict[int, dict[str, list[bool]]] = {}
+    for one in scores:
+        found.setdefault(one.index, {}).setdefault(one.role, []).append(is_solved(one))
+    return {index: list(roles.values()) for index, roles in found.items()}
+
+
+def pass_figure(scores: Sequence[Score], k: int) -> tuple[float, list[float], int]:
+    """pass@k, its 95 % interval (Wilson's if each example has one sample, else a bootstrap), number of examples. The
+    pass@k of an example is the mean over its roles; an example with fewer than k samples has none.
+    """
+    if k == 1 and scores:
+        value, ci95 = pass_at_one(scores, [str(one.index) for one in scores])
+        return value, list(ci95), len({one.index for one in scores})
+    found = ([pass_at_k(len(s), sum(s), k) for s in roles if len(s) >= k] for roles in by_example(scores).values())
+    values = np.array([np.mean(roles) for roles in found if roles])
+    if not len(values):
+        return math.nan, [math.nan, math.nan], 0
+    return float(values.mean()), list(bootstrap(values)), len(values)
+
+
+def pass_at_k(n: int, solved: int, k: int) -> float:
+    """The unbiased estimate of the probability that one of k samples solves, from n samples of which some did: equation
+    1 of Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
+
+    >>> pass_at_k(4, 2, 1), round(pass_at_k(4, 2, 2), 4), pass_at_k(4, 2, 3)
+    (0.5, 0.8333, 1.0)
+    """
+    assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))
+
+
+def weighted_scores(plan: EvaluationPlan, found: Sequence[Summary]) -> Iterator[dict[str, Any]]:
+    """The score of each model on several tasks with weights, from its results on each. Left out where one has none."""
+    parts = shares(plan.config.weights)
+    for model in plan.models if parts else ():
+        of_tasks = {one["task"]: one for one in found if one["model"] == model.name and "pass@1" in one}
+        if of_tasks.keys() >= parts.keys():
+            value, ci95 = weighted_score(
+                [(part, of_tasks[key]["pass@1"], of_tasks[key]["ci95"]) for key, part in parts.items()]
+            )
+            result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task_key(plan.config.task)}
+            if model.step is not None:
+                result.update({"run": model.run, "step": model.step})
+            counts = {name: sum(of_tasks[key][name] for key in parts) for name in ("n", "examples")}
+            yield {**result, "shares": parts, "pass@1": value, "ci95": list(ci95), **counts}
+
+
+def differences(plan: EvaluationPlan, scores: Mapping[Any, Sequence[Score]]) -> Iterator[dict[str, Any]]:
+    """pass@1 of each further model minus that of the first, for each task, over the examples of both."""
+    first = plan.models[0]
+    for task, model in itertools.product(plan.tasks, plan.models[1:]):
+        pair = [scores.get((one.name, task.name, next(iter(task.samples))), ()) for one in (first, model)]
+        if not all(any(one.reward is not None for one in of_model) for of_model in pair):
+            continue
+        before, after = (
+            {index: [one for role in roles for one in role] for index, roles in by_example(of_model).items()}
+            for of_model in pair
+        )
+        both = [index for index in before if index in after]
+        if both:
+            change = paired_difference([before[index] for index in both], [after[index] for index in both])
+            baseline = {"baseline": first.name, "baseline_label": first.label}
+            yield {"task": task.name, "model": model.name, "label": model.label, **baseline, **change}
+
+
+def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """The difference of two models' shares of solved samples, given which samples of the same examples each solved,
+    with its 95 % interval, by bootstrap over the examples: both shares are of the same resampled examples.
+
+    If all resamples have the same difference, the intervals of both shares are combined by the squares of their halves
+    (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, without its correlation term).
+    """
+    means1, means2 = (np.array([np.mean(samples) for samples in solved]) for solved in (before, after))
+    counts1, counts2 = (np.array([len(samples) for samples in solved]) for solved in (before, after))
+    share1, share2 = np.average(means1, weights=counts1), np.average(means2, weights=counts2)
+    difference, change = share2 - share1, means2 - means1
+    drawn = resampled(means2, counts2) - resampled(means1, counts1)
+    if np.ptp(drawn) < 1e-12:
+        (low1, high1), (low2, high2) = (wilson(share * len(change), len(change)) for share in (share1, share2))
+        ci95 = (
+            difference - math.hypot(share2 - low2, high1 - share1),
+            difference + math.hypot(high2 - share2, share1 - low1),
+        )
+    else:
+        ci95 = percentiles(drawn)
+    counts = {"better": int((change > 0).sum()), "worse": int((change < 0).sum()), "same": int((change == 0).sum())}
+    return {"difference": float(difference), "ci95": [float(end) for end in ci95], "examples": len(change), **counts}
+
+
+# Tables
+
+
 def frame_of(summary: Summary) -> pd.DataFrame:
     """A line for each figure of each model on each task and category."""
     frame = pd.DataFrame(_figures(summary), columns=[*COLUMNS, "label", "run", "step", "baseline"])
@@ -56,35 +288,34 @@ def frame_of(summary: Summary) -> pd.DataFrame:
 
 
 def _figures(summary: Summary) -> Iterator[dict[str, Any]]:
-    for result in summary["results"]:
-        about = {name: result.get(name) for name in ("task", "model", "label", "run", "step", "n", "examples")}
-        about["category"] = ""
-        for name in ("refused_frac", "unscorable", "missing"):
-            yield {**about, "figure": name, "value": result.get(name, 0)}
-        if "pass@1" not in result:
+    def line(
+        one: Summary,
+        figure: str,
+        value: float,
+        ci95: Sequence[float | None] = (None, None),
+        **more: Any,  # noqa: ANN401 - further columns
+    ) -> dict[str, Any]:
+        shared = {name: one.get(name) for name in ("task", "model", "label", "run", "step", "n", "examples")}
+        return {**shared, "category": "", "figure": figure, "value": value, "low": ci95[0], "high": ci95[1], **more}
+
+    for one in summary["results"]:
+        yield from (line(one, name, one.get(name, 0)) for name in ("refused_frac", "unscorable", "missing"))
+        if "pass@1" not in one:
             continue
-        for k, found in result["pass@k"].items():
-            yield {**about, **_measured(f"pass@{k}", found["value"], found["ci95"]), "examples": found["examples"]}
-        if interval := result["pass@1_greedy_ci95"]:
-            yield {**about, **_measured("pass@1_greedy", result["pass@1_greedy"], interval), "n": None}
-        for name in ("reward", "completion_tokens_mean", "truncated_frac"):
-            yield {**about, "figure": name, "value": result[name]}
-        yield from ({**about, "figure": f"part/{part}", "value": mean} for part, mean in result["parts"].items())
-        for category, found in result["by_category"].items():
-            within = {**about, "category": category, "n": found["n"], "examples": found["examples"]}
-            yield {**within, **_measured("pass@1", found["pass@1"], found["ci95"])}
-            yield from ({**within, "figure": f"part/{part}", "value": mean} for part, mean in found["parts"].items())
-    for one in summary.get("together", ()):
-        about = {name: one.get(name) for name in ("task", "model", "label", "run", "step", "n", "examples")}
-        yield {**about, "category": "", **_measured("pass@1", one["pass@1"], one["ci95"])}
+        for k, found in one["pass@k"].items():
+            yield line(one, f"pass@{k}", found["value"], found["ci95"], examples=found["examples"])
+        if interval := one["pass@1_greedy_ci95"]:
+            yield line(one, "pass@1_greedy", one["pass@1_greedy"], interval, n=None)
+        yield from (line(one, name, one[name]) for name in ("reward", "completion_tokens_mean", "truncated_frac"))
+        yield from (line(one, f"part/{part}", mean) for part, mean in one["parts"].items())
+        for category, found in one["by_category"].items():
+            within = {"category": category, "n": found["n"], "examples": found["examples"]}
+            yield line(one, "pass@1", found["pass@1"], found["ci95"], **within)
+            yield from (line(one, f"part/{part}", mean, **within) for part, mean in found["parts"].items())
+    yield from (line(one, "pass@1", one["pass@1"], one["ci95"]) for one in summary.get("together", ()))
     for one in summary["differences"]:
-        about = {name: one[name] for name in ("task", "model", "label", "examples")}
-        figure = _measured(f"pass@1 minus that of {one['baseline']}", one["difference"], one["ci95"])
-        yield {**about, "category": "", **figure, "baseline": one["baseline_label"]}
-
-
-def _measured(figure: str, value: float, ci95: Sequence[float]) -> dict[str, Any]:
-    return {"figure": figure, "value": value, "low": ci95[0], "high": ci95[1]}
+        figure = f"pass@1 minus that of {one['baseline']}"
+        yield line(one, figure, one["difference"], one["ci95"], baseline=one["baseline_label"])
 
 
 def tables(summary: Summary, narrow: bool = False) -> Iterator[Table]:
@@ -94,14 +325,12 @@ def tables(summary: Summary, narrow: bool = False) -> Iterator[Table]:
         measured = [result for result in of_task if "pass@1" in result]
         counts = max(((one["n"], one["examples"]) for one in measured), default=None)
         title = task if counts is None else f"{task}: {counts[0]} completions of {counts[1]} held-out examples"
-        yield Table(title, *_models(of_task, narrow), [note for result in of_task if (note := _not_counted(result))])
+        yield Table(title, *_models(of_task, narrow), [note for result in of_task if (note := _note(result))])
         changes = [one for one in summary["differences"] if one["task"] == task]
         if changes:
             title = f"Difference of pass@1 to {changes[0]['baseline_label']}, same examples"
-            lines = [
-                [one["label"], points(one), *(str(one[name]) for name in ("better", "worse", "same"))]
-                for one in changes
-            ]
+            counted = ("better", "worse", "same")
+            lines = [[one["label"], _points(one), *(str(one[name]) for name in counted)] for one in changes]
             yield Table(title, ["model", "points (95 %)", "examples better", "worse", "same"], lines)
         categories = dict.fromkeys(name for result in measured for name in result["by_category"])
         if categories:
@@ -115,12 +344,6 @@ def tables(summary: Summary, narrow: bool = False) -> Iterator[Table]:
         shown = ", ".join(f"{share(part)} {task}" for task, part in scores[0]["shares"].items())
         lines = [[one["label"], interval_text(one["pass@1"], one["ci95"])] for one in scores]
         yield Table(scores[0]["task"], ["model", f"pass@1 of {shown} (95 %)"], lines)
-
-
-def points(change: Summary) -> str:
-    """A difference in percentage points with its interval."""
-    value, low, high = (f"{100 * number:+.1f}" for number in (change["difference"], *change["ci95"]))
-    return f"{value} ({low} to {high})"
 
 
 def _models(of_task: Sequence[Summary], narrow: bool) -> tuple[list[str], list[list[str]]]:
@@ -140,17 +363,23 @@ def _models(of_task: Sequence[Summary], narrow: bool) -> tuple[list[str], list[l
     return ["model", *columns], lines
 
 
-def _not_counted(result: Summary) -> str:
-    """What a model's figures hide: completions that are missing, refused, cut off or unscorable."""
-    said = [f"{result['missing']} missing"] if result["missing"] else []
+def _note(result: Summary) -> str:
+    """What a model's figures hide: completions that are missing, refused, truncated or unscorable."""
+    found = [f"{result['missing']} missing"] if result["missing"] else []
     for name, what in (("refused_frac", "refused"), ("truncated_frac", "cut off at the longest completion")):
-        said += [f"{share(result[name])} {what}"] if result.get(name) else []
+        found += [f"{share(result[name])} {what}"] if result.get(name) else []
     if result.get("unscorable"):
-        said.append(f"{result['unscorable']} could not be scored, the first because: {result['first_unscorable']}")
-    return f"{result['label']}: {', '.join(said)}" if said else ""
+        found.append(f"{result['unscorable']} could not be scored, the first because: {result['first_unscorable']}")
+    return f"{result['label']}: {', '.join(found)}" if found else ""
 
 
-def unscored(summary: Summary) -> Iterator[str]:
+def _points(change: Summary) -> str:
+    """A difference in percentage points with its interval."""
+    value, low, high = (f"{100 * number:+.1f}" for number in (change["difference"], *change["ci95"]))
+    return f"{value} ({low} to {high})"
+
+
+def unscorable(summary: Summary) -> Iterator[str]:
     """A line for each model and task of which no completion could be scored, with the first reason."""
     for result in summary["results"]:
         if "pass@1" not in result and result.get("n"):
@@ -188,3 +417,100 @@ def interval_text(value: float, ci95: Sequence[float]) -> str:
 def share(value: float | None) -> str:
     """A share in per cent; a dash for None."""
     return "-" if value is None else f"{value:.1%}"
+
+
+# Charts
+
+
+def draw(frame: pd.DataFrame, folder: Path) -> list[Path]:
+    """Draw every chart that has figures."""
+    whole = frame[frame.category == ""]
+    pass_at_1, pass_at_k = whole[whole.figure == "pass@1"], whole[whole.figure.str.fullmatch(r"pass@\d+")]
+    steps = pass_at_1[pass_at_1.step.notna()].groupby("run").step.nunique()
+    charts: dict[str, tuple[Callable[[Path, pd.DataFrame], None], pd.DataFrame, bool]] = {
+        "pass_at_1": (_pass_at_1, pass_at_1, True),
+        "pass_at_k": (_pass_at_k, pass_at_k, pass_at_k.figure.nunique() > 1),
+        "steps": (_over_steps, pass_at_1, bool((steps > 1).any())),
+        "differences": (_differences, whole[whole.baseline.notna()], True),
+    }
+    drawn = []
+    for name, (function, figures, wanted) in charts.items():
+        if wanted and len(figures):
+            function(path := folder / f"{name}.png", figures)
+            drawn.append(path)
+    return drawn
+
+
+def _pass_at_1(path: Path, figures: pd.DataFrame) -> None:
+    """Bars with intervals, a group for each task."""
+    tasks, labels = list(figures.task.unique()), list(figures.label.unique())
+    found = {(one.label, one.task): one for one in figures.itertuples()}
+    rows = [[found.get((label, task)) for task in tasks] for label in labels]
+    heights = [[math.nan if one is None else one.value for one in row] for row in rows]
+    bounds = [[None if one is None else (one.low, one.high) for one in row] for row in rows]
+    with picture(path, width=min(14.0, max(5.5, 3.5 + 0.6 * len(tasks) * len(labels))), height=4.5) as (
+        figure,
+        (axes,),
+    ):
+        bars(axes, tasks, list(zip(labels, heights, strict=True)), bounds)
+        axes.set_title("held-out pass@1, 95 % intervals")
+        axes.set_ylim(0.0, 1.0)
+        percent(axes)
+        legend_below(figure, axes, columns=2)
+
+
+def _panels(path: Path, figures: pd.DataFrame, what: str, x: str) -> Iterator[tuple[Axes, pd.DataFrame]]:
+    """A picture with a panel for each task, which is drawn by whoever iterates: the axes, and the task's figures."""
+    tasks = list(figures.task.unique())
+    with picture(path, width=1.0 + 4.5 * len(tasks), height=4.2, columns=len(tasks)) as (figure, panels):
+        for axes, task in zip(panels, tasks, strict=True):
+            yield axes, figures[figures.task == task]
+            axes.set_xlabel(x)
+            axes.set_title(f"{task}: {what}")
+            axes.set_ylim(0.0, 1.0)
+            percent(axes)
+        legend_below(figure, panels[0], columns=2)
+
+
+def _pass_at_k(path: Path, figures: pd.DataFrame) -> None:
+    """pass@k over k."""
+    labels = list(figures.label.unique())
+    figures = figures.assign(k=figures.figure.str.removeprefix("pass@").astype(float))
+    for axes, of_task in _panels(path, figures, "pass@k", "k, samples of which one must solve"):
+        for label, found in of_task.groupby("label", sort=False):
+            curve(axes, found.k, found.value, (found.low, found.high), labels.index(label), label=label)
+        axes.set_xscale("log", base=2)
+        # Where the last k is close to a power of two, such as 18 to 16, their labels would run into each other.
+        shown = [k for k, after in itertools.pairwise([*sorted(of_task.k.unique()), math.inf]) if after / k >= 1.5]
+        axes.set_xticks(shown, [f"{k:g}" for k in shown])
+        axes.minorticks_off()
+
+
+def _over_steps(path: Path, figures: pd.DataFrame) -> None:
+    """pass@1 over the training steps of each run; other models are horizontal lines."""
+    runs, others = list(figures.run.dropna().unique()), list(figures[figures.step.isna()].label.unique())
+    for axes, of_task in _panels(path, figures, "pass@1", "training step"):
+        for run, found in of_task[of_task.step.notna()].sort_values("step").groupby("run", sort=False):
+            band = (found.low, found.high)
+            curve(axes, found.step.astype(float), found.value, band, runs.index(run), label=Path(run).name)
+        for other in of_task[of_task.step.isna()].itertuples():
+            style = {**line_style(len(runs) + others.index(other.label)), "marker": "none", "linestyle": "--"}
+            axes.axhline(other.value, label=other.label, **style, linewidth=1.3)
+
+
+def _differences(path: Path, figures: pd.DataFrame) -> None:
+    """The paired differences with their intervals, a row for each model and task, around a line at 0."""
+    labels, names = list(figures.label.unique()), [f"{one.task}: {one.label}" for one in figures.itertuples()]
+    with picture(path, width=8.0, height=1.6 + 0.45 * len(figures)) as (figure, (axes,)):
+        for row, one in enumerate(figures[::-1].itertuples()):
+            style = {"color": color(1 + labels.index(one.label)), "capsize": 4, "fmt": "o", "markersize": 7}
+            axes.errorbar(one.value, row, xerr=[[one.value - one.low], [one.high - one.value]], **style)
+            text = f"{100 * one.value:+.1f}"
+            axes.annotate(text, (one.value, row), (0, 7), textcoords="offset points", ha="center", fontsize=9)
+        axes.axvline(0.0, color=INK, linewidth=1.2)
+        axes.set_yticks(range(len(names)), names[::-1])
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        percent(axes, "x")
+        axes.set_xlabel("on the same examples, 95 % interval")
+        title = f"pass@1 minus that of {figures.baseline.iloc[0]}"
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)

@@ -3,7 +3,7 @@
 The folder gets completions.jsonl, scores.jsonl, summary.json, summary.csv, summary.md and charts/; the same command
 resumes where it was stopped. With --completions, rows have `completion` and the fields that the task's reward reads,
 and each row is written, in order, with `reward`, `solved` and `parts` added; a row that cannot be scored has
-`reward: null` and the reason under `error`.
+`reward: null` and the reason under `error`. That imports no torch.
 """
 
 import os
@@ -36,22 +36,22 @@ def main(command: Command[EvaluateConfig]) -> int:
     for name in config.task_names:
         for note in load_task(name, options, config.data_of(task_key(name))).notes():
             sys.stderr.write(f"{name}: {note}\n")
-    return _score(config, options) if config.completions else _evaluate(config, options)
+    return _score_file(config, options) if config.completions else _evaluate(config, options)
 
 
 def prepared(command: Command[EvaluateConfig]) -> tuple[Command[EvaluateConfig], list[str]]:
     """The command with the settings of its models' runs as defaults, and notes. Problems that a run was trained on are
     refused.
     """
-    from minrl.evaluate.contamination import check_contamination  # which imports torch
-    from minrl.evaluate.runs import as_trained, find_runs
+    from minrl.evaluate.contamination import check_contamination
+    from minrl.evaluate.models import as_trained, find_runs
 
     runs, missing = find_runs(command.config.model_names, command.config.runs_dir)
     command, notes = as_trained(command, runs)
     return command, [*missing, *notes, *check_contamination(runs, command.config, command.options)]
 
 
-def _score(config: EvaluateConfig, options: TaskOptions) -> int:
+def _score_file(config: EvaluateConfig, options: TaskOptions) -> int:
     require(len(config.task_names) == 1, "--completions are of one task: name it with --task")
     task = load_task(config.task_names[0], options, config.data_path)
     output = Path(config.output or f"{os.path.splitext(config.completions)[0]}.scored.jsonl")
@@ -63,8 +63,8 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
         workers.close()
     why = f", the first because: {printable(counts.reason)}" if counts.failed else ""
     nothing = counts.rows > 0 and counts.failed == counts.rows
-    said = f"{counts.rows} rows, {counts.solved} solved, {counts.failed} could not be scored{why}"
-    sys.stderr.write(f"{'error: ' if nothing else ''}{output}: {said}\n")
+    result = f"{counts.rows} rows, {counts.solved} solved, {counts.failed} could not be scored{why}"
+    sys.stderr.write(f"{'error: ' if nothing else ''}{output}: {result}\n")
     if counts.unjudged:
         sys.stderr.write(
             f"error: the judge did not say what {counts.unjudged} of {counts.rows} completions are worth (`error` in "
@@ -74,7 +74,7 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
 
 
 def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
-    from minrl.evaluate.report import tables, unscored
+    from minrl.evaluate.report import tables, unscorable
     from minrl.evaluate.stages import evaluate
     from minrl.utils.console import Screen, print_tables
 
@@ -92,7 +92,7 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
     else:
         sys.stdout.write(result)
         sys.stderr.writelines(f"{printable(note)}\n" for table in shown for note in table.notes)
-    failed = list(unscored(summary))
+    failed = list(unscorable(summary))
     sys.stderr.writelines(f"error: {line}\n" for line in failed)
     sys.stderr.write(f"{folder}: completions.jsonl, scores.jsonl, summary.json, summary.csv, summary.md, charts/\n")
     return 0 if summary["complete"] and not failed else INCOMPLETE

@@ -12,9 +12,7 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.evaluate.episodes import episode_rng, facts_of
-from minrl.evaluate.plan import EvaluationPlan
-from minrl.evaluate.rows import Key, Row, append_rows, key_of, read_rows
+from minrl.evaluate.generate import EvaluationPlan, Key, Row, append_rows, episode_rng, facts_of, key_of, read_rows
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.episode import Play
 from minrl.rewards.judge import Judge, judged
@@ -47,7 +45,7 @@ def read_scores(path: Path, rows: Mapping[Key, Row]) -> Scores:
     return {
         key: list(lines.values())
         for key, lines in found.items()
-        if key not in rows or ([*lines] == _roles(rows[key]) and not any(map(asked_again, lines.values())))
+        if key not in rows or ([*lines] == _roles(rows[key]) and not any(map(judge_failed, lines.values())))
     }
 
 
@@ -73,19 +71,15 @@ def unscored(plan: EvaluationPlan, rows: Mapping[Key, Row], scores: Scores) -> l
     return [key for key in plan.all_keys() if "error" not in rows.get(key, {"error": ""}) and key not in scores]
 
 
-def _roles(row: Row) -> list[str]:
-    return list(facts_of(row)) or [NOBODY]
-
-
-def asked_again(line: Mapping[str, Any]) -> bool:
-    """Whether the next run scores this again, because the judge's server failed."""
+def judge_failed(line: Mapping[str, Any]) -> bool:
+    """Whether the judge's server failed; the next command scores the completion again."""
     return no_answer(line["unscorable"] or "")
 
 
 def digest(row: Row) -> str:
-    """A digest of what is scored: the completions of a row, and what it was paid when it was played."""
-    said = [turn["completion"] for turn in row.get("turns", (row,)) if "completion" in turn]
-    return hashlib.sha256(json.dumps([said, row.get("rewards")]).encode()).hexdigest()[:16]
+    """A digest of what is scored: the completions of a row, and their rewards if they were rewarded as played."""
+    texts = [turn["completion"] for turn in row.get("turns", (row,)) if "completion" in turn]
+    return hashlib.sha256(json.dumps([texts, row.get("rewards")]).encode()).hexdigest()[:16]
 
 
 def score_rows(plan: EvaluationPlan, rows: Sequence[Row], workers: Workers, judge: Judge | None) -> list[list[Row]]:
@@ -101,15 +95,18 @@ def score_rows(plan: EvaluationPlan, rows: Sequence[Row], workers: Workers, judg
 
 
 def _answered(plan: EvaluationPlan, row: Row, judge: Judge | None) -> Play | None:
-    """A single turn with its completion, waiting for its reward; None for what was paid as it was played, or failed."""
-    key, task = key_of(row), plan.task(row["task"])
+    """A single turn with its completion, waiting for its reward; None for what was rewarded as played, or failed."""
+    key, task = key_of(row), next(task for task in plan.tasks if task.name == row["task"])
     if task.task.episode is not None or "failure" in row:
         return None
-    example = task.examples[key.index]
-    play = Play(judged(task.task, judge), example, episode_rng(plan.config.seed, key.index, key.sample))
+    play = Play(judged(task.task, judge), task.examples[key.index], episode_rng(plan.config.seed, key))
     play.advance(None)
     play.advance(row["completion"])
     return play
+
+
+def _roles(row: Row) -> list[str]:
+    return list(facts_of(row)) or [NOBODY]
 
 
 def _lines(row: Row, play: Play | None) -> Iterator[Row]:

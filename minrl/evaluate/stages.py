@@ -1,12 +1,10 @@
-"""The evaluation in its folder: its settings and its lock, and the stages that add to what it holds."""
+"""The evaluation in its folder: its settings and its lock, and the stages, which add to what it holds."""
 
 import hashlib
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,81 +12,107 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import JudgeConfig, TaskOptions
-from minrl.engines import takes_vllm
 from minrl.evaluate.config import STAGES, EvaluateConfig, Stage
-from minrl.evaluate.generate import check_prompts, generate, missing
-from minrl.evaluate.models import NamedModel
-from minrl.evaluate.plan import EvaluationPlan, Settings, make_plan, settings_of
+from minrl.evaluate.generate import (
+    EvaluatedTask,
+    EvaluationPlan,
+    Key,
+    Row,
+    generate,
+    key_of,
+    read_rows,
+    sampler_of,
+)
+from minrl.evaluate.models import cached, find_models
 from minrl.evaluate.report import SUMMARY, report
-from minrl.evaluate.rows import Key, Row, key_of, read_rows
 from minrl.evaluate.score import read_scores, score, unscored
-from minrl.evaluate.served import connect
-from minrl.models.processes import Processes
-from minrl.report import charts
-from minrl.rewards.chat_client import ChatError
-from minrl.rewards.judge import open_judge
+from minrl.rewards.judge import asked_by, open_judge
 from minrl.rewards.workers import Workers
 from minrl.run.records import changes, provenance
-from minrl.run.setup import load_policy
+from minrl.run.setup import no_frozen_role
+from minrl.tasks import load_task
+from minrl.tasks.programs import programs
 from minrl.types import UserError, require
+from minrl.utils.cli import plain_options
 from minrl.utils.console import activity
 from minrl.utils.files import LOCK, holder, lock, read_record, write_json
+from minrl.utils.task_names import option_keys, task_key
+from minrl.utils.text import digest_of
 
 HOME = Path("evaluations")
 """The parent of folders without a name from the user."""
 
 CONFIG, COMPLETIONS, SCORES = "config.json", "completions.jsonl", "scores.jsonl"
 
+SAMPLING = ("seed", "temperature", "greedy", "max_tokens", "task_max_tokens", "stop_strings", "opponent")
+ENGINE = ("engine", "engine_context_length", "batch_invariant")
+JUDGE = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Plain values by stage."""
+
 
 def evaluate(config: EvaluateConfig, options: TaskOptions) -> tuple[Path, dict[str, Any] | None]:
     """The folder and its summary.json (None after a dry run). Completions and scores that it holds are kept."""
-    if config.charts and not charts.available():
-        logger.warning("no charts: matplotlib is not installed (pip install matplotlib), or say --no-charts")
-        config = replace(config, charts=False)
     plan = make_plan(config, options)
     settings = settings_of(plan, options)
     folder = folder_of(config, settings)
     check_settings(folder, settings, config)
-    if config.dry_run:
-        with open_judge(config.judge, ask=False):
-            pass
-        dry_run(plan.with_samples(rows := rows_in(folder, config)), rows, folder)
-        return folder, None
-    with locked(folder):
-        workers = Workers(config.reward_workers, config.reward_deadline_s)
-        try:
-            return folder, _run(plan, options, folder, workers)
-        except KeyboardInterrupt:
-            logger.warning(f"stopped; {folder} keeps what is done, and the same command resumes")
-            raise
-        finally:
-            workers.close()
+    with closing(Workers(config.reward_workers, config.reward_deadline_s)) as workers:
+        if config.dry_run:
+            with open_judge(config.judge, ask=False):
+                dry_run(plan.with_samples(rows := rows_in(folder, config)), rows, folder, workers)
+            return folder, None
+        with locked(folder):
+            try:
+                return folder, _run(plan, options, folder, workers)
+            except KeyboardInterrupt:
+                logger.warning(f"stopped; {folder} keeps what is done, and the same command resumes")
+                raise
+
+
+def make_plan(config: EvaluateConfig, options: TaskOptions) -> EvaluationPlan:
+    """The plan for the config, without numbers of samples. Refuses what cannot be evaluated."""
+    tasks: list[EvaluatedTask] = []
+    for name in config.task_names:
+        key = task_key(name)
+        task = replace(load_task(name, options, config.data_of(key)), max_tokens=config.limit_of(key))
+        task.dataset.sizes()  # a task without its data is refused before a model is loaded
+        require(key not in {one.name for one in tasks}, f"--tasks names {key} more than once")
+        tasks.append(EvaluatedTask(key, task, list(task.dataset.held_out)[: config.examples]))
+    frozen = any(task.task.frozen_opponent for task in tasks)
+    require(frozen or not config.opponent, no_frozen_role(" or ".join(task.name for task in tasks)))
+    models = find_models(config.model_names, config.runs_dir, config.every_checkpoint)
+    if config.opponent and any(model.served for model in models):
+        raise UserError("--opponent plays beside local models only: leave it out, and a server's model plays itself")
+    return EvaluationPlan(config, models, tasks, find_models(filter(None, [config.opponent]), config.runs_dir))
 
 
 def _run(plan: EvaluationPlan, options: TaskOptions, folder: Path, workers: Workers) -> dict[str, Any]:
-    """The stages."""
     config, completions = plan.config, folder / COMPLETIONS
     if config.forced("generate"):
         set_aside(completions)
     if config.forced("score"):
         (folder / SCORES).unlink(missing_ok=True)
-    paid = [task.name for task in plan.tasks if task.task.episode is not None]
-    if config.forced("score") and not config.forced("generate") and paid:
-        said = "episodes of several turns keep what they were paid when they were played"
-        logger.warning(f"{', '.join(paid)}: {said}; --force generate plays them again")
+    as_played = [task.name for task in plan.tasks if task.task.episode is not None]
+    if config.forced("score") and not config.forced("generate") and as_played:
+        logger.warning(
+            f"{', '.join(as_played)}: episodes of several turns keep the rewards that they had when they were played; "
+            "--force generate plays them again"
+        )
     (folder / SUMMARY).unlink(missing_ok=True)
     rows = rows_in(folder, config)
     plan = plan.with_samples(rows)
     scores = read_scores(folder / SCORES, rows)
-    lacking = any(batches for model in plan.models for batches in missing(plan, model, rows))
-    if rows and lacking and (changed := changes(read_record(folder / CONFIG), provenance())):
+    missing = any(plan.missing(model, task, rows) for model in plan.models for task in plan.tasks)
+    if rows and missing and (changed := changes(read_record(folder / CONFIG), provenance())):
         logger.warning(f"changed since this evaluation began, so that what is added may differ: {'; '.join(changed)}")
     write_settings(folder, settings_of(plan, options), anew=config.forced("generate"))
-    with open_judge(config.judge if lacking or unscored(plan, rows, scores) else JudgeConfig()) as judge:
-        if lacking:
-            generate(plan.judged(judge), completions, rows, workers)
+    with open_judge(config.judge if missing or unscored(plan, rows, scores) else JudgeConfig()) as judge:
+        if missing:
+            generate(plan.with_judge(judge), completions, rows, workers)
             scores = read_scores(folder / SCORES, rows)
-            plan = replace(plan, models=[model.as_cached() for model in plan.models])  # which may have been downloaded
+            plan = replace(plan, models=list(map(cached, plan.models)))  # which may have been downloaded
             write_settings(folder, settings_of(plan, options))
         score(plan, folder / SCORES, rows, scores, workers, judge)
     errors = [rows[key]["error"] for key in plan.all_keys() if "error" in rows.get(key, {})]
@@ -107,12 +131,54 @@ def set_aside(completions: Path) -> None:
     """Rename the completions that are about to be generated again: they may have been paid for."""
     if completions.exists():
         names = (completions.with_name(f"{completions.stem}.{number}.jsonl") for number in itertools.count(1))
-        kept = next(path for path in names if not path.exists())
-        completions.replace(kept)
-        logger.info(f"the completions until now are kept in {kept}")
+        older = next(path for path in names if not path.exists())
+        completions.replace(older)
+        logger.info(f"the completions until now are kept in {older}")
 
 
 # The folder
+
+
+def settings_of(plan: EvaluationPlan, options: TaskOptions) -> Settings:
+    """The settings that completions and scores depend on. Episodes of several turns are rewarded as they are played:
+    what their rewards depend on is among the settings of their completions.
+    """
+    config = plan.config
+    judge = {**{name: getattr(config.judge, name) for name in JUDGE}, "words": asked_by(config.judge)}
+    tasks: dict[str, dict[str, Any]] = {"generate": {}, "score": {}}
+    for name, task in zip(config.task_names, plan.tasks, strict=True):
+        tasks["generate"][task.name] = {
+            "examples": f"{len(task.examples)}, {digest_of([[one.id, one.prompt] for one in task.examples])}",
+            "options": options_of(name, options),
+        }
+        rewards = {
+            "references": digest_of([[one.id, one.fields, one.category] for one in task.examples]),
+            "programs": programs(name),
+            "judge": judge,
+        }
+        stage = "score" if task.task.episode is None else "generate"
+        tasks[stage].setdefault(task.name, {}).update(rewards)
+    settings = {
+        "generate": {
+            **{name: getattr(config, name) for name in SAMPLING},
+            **{name: getattr(config.engine, name) for name in ENGINE},
+            "dtype": config.model.dtype,
+            "device": config.model.device,
+            "chat_template": config.model.template_name,
+            "chat_template_options": config.model.chat_template_options,
+            "models": {model.name: model.fingerprint for model in (*plan.models, *plan.opponents)},
+            "tasks": tasks["generate"],
+        },
+        "score": {"reward_deadline_s": config.reward_deadline_s, "judge": judge, "tasks": tasks["score"]},
+    }
+    return json.loads(json.dumps(settings, default=str))
+
+
+def options_of(task: str, options: TaskOptions) -> dict[str, Any]:
+    """The task's options by name, and those of its tool as `tool.option`."""
+    own, *tools = option_keys(task)
+    of_tools = {f"{tool}.{name}": value for tool in tools for name, value in plain_options(options[tool]).items()}
+    return {**plain_options(options[own]), **of_tools}
 
 
 def folder_of(config: EvaluateConfig, settings: Settings) -> Path:
@@ -125,16 +191,16 @@ def folder_of(config: EvaluateConfig, settings: Settings) -> Path:
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:10]
     name = f"{'+'.join(settings['generate']['tasks']).replace('/', '-')}-{digest}"
     folders = (HOME / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-    return next(f for f in folders if not any(differences(stored_settings(f), settings, ("generate",))))
+    return next(f for f in folders if not any(differences(stored_settings(f), settings, "generate")))
 
 
 def stored_settings(folder: Path) -> Settings:
-    """The settings of the evaluation in the folder; none if there is no evaluation. Anything else is refused."""
+    """The settings of the evaluation in the folder; none before the first completion. Other folders are refused."""
     path = folder / CONFIG
     if path.exists():
         record = read_record(path)
         require("evaluation" in record, f"{path} is not an evaluation's: choose another --output")
-        return record["evaluation"]
+        return record["evaluation"] if (folder / COMPLETIONS).exists() else {}
     require(not folder.exists() or folder.is_dir(), f"--output {folder} is a file: name a folder, or NAME.json")
     others = [entry.name for entry in folder.iterdir() if entry.name != LOCK] if folder.is_dir() else []
     require(not others, f"{folder} holds {others[:1]} and no evaluation: choose another --output")
@@ -145,7 +211,7 @@ def check_settings(folder: Path, settings: Settings, config: EvaluateConfig) -> 
     """Refuse to mix results of different settings."""
     stored = stored_settings(folder)
     for stage in STAGES:
-        found = [] if config.forced(stage) else list(differences(stored, settings, (stage,)))
+        found = [] if config.forced(stage) else list(differences(stored, settings, stage))
         require(
             not found,
             f"{folder} holds an evaluation with {'; '.join(found[:3])}: choose another --output, or do it again with "
@@ -153,24 +219,22 @@ def check_settings(folder: Path, settings: Settings, config: EvaluateConfig) -> 
         )
 
 
-def differences(stored: Settings, now: Settings, stages: tuple[Stage, ...]) -> Iterator[str]:
+def differences(stored: Settings, now: Settings, stage: Stage) -> Iterator[str]:
     """A phrase for each setting that was stored and differs now. Models and tasks are compared that both have; a hub's
     model whose commit was or is unknown is the same.
     """
-    for stage in stages:
-        before, after = (dict(_flat(settings.get(stage, {}))) for settings in (stored, now))
-        for path in (path for path in before if path in after and before[path] != after[path]):
-            if path[0] != "models":
-                yield f"{' '.join(path)} {before[path]!r}, now {after[path]!r}"
-            elif before[path] and after[path]:
-                yield f"other weights of {path[1]}"
+    before, after = (dict(_by_path(settings.get(stage, {}))) for settings in (stored, now))
+    for path in (path for path in before if path in after and before[path] != after[path]):
+        if path[0] != "models":
+            yield f"{' '.join(path)} {before[path]!r}, now {after[path]!r}"
+        elif before[path] and after[path]:
+            yield f"other weights of {path[1]}"
 
 
-def _flat(settings: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every setting by its path."""
+def _by_path(settings: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, (*path, name))
+            yield from _by_path(value, (*path, name))
         else:
             yield (*path, name), value
 
@@ -181,19 +245,18 @@ def write_settings(folder: Path, settings: Settings, anew: bool = False) -> None
     """
     record = {} if anew else read_record(folder / CONFIG)
     merged = {stage: dict(values) for stage, values in settings.items()}
-    for stage, values in record.get("evaluation", {}).items():
-        for name in ("models", "tasks"):
-            if name in values:
-                known = {one: value for one, value in merged[stage][name].items() if value}
-                merged[stage][name] = {**values[name], **known}
+    earlier: Settings = {} if anew else stored_settings(folder)
+    for stage, values in earlier.items():
+        for name in {"models", "tasks"} & values.keys():
+            known = {one: value for one, value in merged[stage][name].items() if value}
+            merged[stage][name] = {**values[name], **known}
     start = {name: value for name, value in record.items() if name != "evaluation"}
     write_json(folder / CONFIG, {"evaluation": merged, **(start or provenance())})
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against other programs. A new one in which nothing was generated is removed."""
-    new = not folder.exists()
+    """Lock the folder against other programs. One in which nothing was generated is removed."""
     folder.mkdir(parents=True, exist_ok=True)
     held = lock(folder / LOCK)
     if held is None:
@@ -204,48 +267,25 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if new and {*os.listdir(folder)} <= {LOCK, CONFIG}:
-                shutil.rmtree(folder)
-                with suppress(OSError):  # it holds other evaluations, or does not exist
+            if not (folder / COMPLETIONS).exists():
+                (folder / CONFIG).unlink(missing_ok=True)
+                (folder / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):  # they hold other evaluations, or completions that were set aside
+                    folder.rmdir()
                     HOME.rmdir()
 
 
-# The dry run
-
-
-def dry_run(plan: EvaluationPlan, rows: dict[Key, Row], folder: Path) -> None:
+def dry_run(plan: EvaluationPlan, rows: dict[Key, Row], folder: Path, workers: Workers) -> None:
     """Load each local model, check that prompts fit, ask servers for their models, report the remaining work."""
+    total = todo = 0
     with activity("checking", len(plan.models)) as done:
         for number, model in enumerate(plan.models):
-            (_check_server if model.served else _check_local)(plan, model)
+            with closing(sampler_of(plan, model, workers)) as sampler:
+                for task in plan.tasks:
+                    sampler.check(task)
+                    episodes, missing = sum(1 for _ in task.keys(model)), len(plan.missing(model, task, rows))
+                    of_task = f"{len(task.examples)} examples, {missing} of {episodes} to generate"
+                    logger.info(f"{model.name} on {task.name}: {of_task}")
+                    total, todo = total + episodes, todo + missing
             done(number + 1, model.label)
-    total = todo = 0
-    for model in plan.models:
-        for task, batches in zip(plan.tasks, missing(plan, model, rows), strict=True):
-            episodes = sum(mode.samples for mode in task.modes) * len(task.examples)
-            left = sum(batch.examples * batch.samples for batch in batches)
-            logger.info(f"{model.name} on {task.name}: {len(task.examples)} examples, {left} of {episodes} to generate")
-            total, todo = total + episodes, todo + left
     logger.info(f"no problems found; {todo} of {total} completions to generate, into {folder}")
-
-
-def _check_local(plan: EvaluationPlan, model: NamedModel) -> None:
-    config = plan.config
-    policy = load_policy(model.name, config.model, Processes(config.model))
-    limit = policy.context_length
-    if takes_vllm(config.engine, policy.device.type):
-        limit = min(config.engine.engine_context_length or limit, limit)
-    for task in plan.tasks:
-        check_prompts(policy, model, task, limit, config.limit_of(task.name))
-
-
-def _check_server(plan: EvaluationPlan, model: NamedModel) -> None:
-    client = connect(plan.config, model)
-    try:
-        known = client.served_models()
-    except ChatError as error:
-        raise UserError(f"{error}; nothing was asked of the model yet") from error
-    finally:
-        client.close()
-    if model.served_name not in known:
-        logger.warning(f"{model.name}: the server lists {', '.join(known[:5]) or 'no models'} and not this one")

@@ -1,118 +1,136 @@
-"""Attention inside the segments of a stream, without a copy of a prompt or much padding, on a CPU or a CUDA card.
+"""Attention inside the segments of a stream, on a CPU or a CUDA GPU.
 
-T tokens of the stream, H attention heads, K key-value heads, C head dimension, n tokens of a part, m of its keys.
+T tokens of the stream, H attention heads, K key-value heads, C head dimension.
 
-Attention is computed in parts that a plain kernel takes: a prompt sees itself, a suffix sees itself, and all suffixes
-of a prompt together see the prompt. The parts of a token are joined by their softmax normalizers, forward and
-backward, as flash attention joins blocks of keys (arXiv:2205.14135, section 3.1).
+A prompt attends to itself, a suffix to its prompt and to itself. On a GPU one call of flash attention takes sequences
+of different lengths: the prompt's keys are gathered in front of those of each suffix. A CPU computes parts that a plain
+kernel takes (minrl/models/attention_cpu.py), and so does a GPU in float32.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from collections.abc import Sequence
+from functools import cache, cached_property, partial
+from itertools import accumulate, chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from minrl.batch import Stream
-from minrl.models import rectangle_attention, varlen_attention
+from minrl.batch import Stream, to_device
+from minrl.models.attention_cpu import LONGEST, Part, attend_in_parts, plan_parts, plan_rows
 from minrl.models.cpu import computed
-from minrl.models.padded_attention import PaddedAttention
-from minrl.models.rectangle_attention import Rectangle
-from minrl.models.short_attention import ShortRows
-from minrl.models.varlen_attention import Runs
 from minrl.types import CausalModel, UserError
 
 ATTENTION = "minrl_packed"
+"""The name of `packed_attention` among transformers' attention functions."""
+
+LARGEST_HEAD = 256
+"""Dimensions of a head that flash attention takes."""
 
 
-Part = Rectangle | ShortRows | Runs
-"""Queries (`tokens`), the keys that they see (`key_tokens`), and the kernel that attends. Where runs see themselves
-(`own`), the part comes before their other parts.
-"""
+class Sequences(NamedTuple):
+    """For flash attention: the tokens whose keys are gathered, the cumulative lengths of queries and keys (int32), and
+    the longest of each. The queries are the stream as it is.
+    """
 
-Attention = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
-"""Query (1, H, T, C), key and value (1, K, T, C), scale, window (None: no limit) -> (1, T, H, C)."""
-
-
-def plan_attention(stream: Stream) -> Attention:
-    """The attention inside the stream's segments that every layer uses, by the best kernel for its device."""
-    if stream.input_ids.device.type == "cpu":
-        return JoinedAttention(lambda window: rectangle_attention.plan(stream, window))
-    return CardAttention(stream)
+    key_tokens: Tensor
+    starts: Tensor
+    key_starts: Tensor
+    longest: int
+    key_longest: int
 
 
-class JoinedAttention:
-    """The parts of a stream, planned once for each window and used by every layer."""
+class StreamAttention:
+    """The attention inside a stream's segments, planned once for each window and used by every layer. On a CPU, rows of
+    up to `longest` keys are short ones.
+    """
 
-    def __init__(self, plan: Callable[[int | None], Sequence[Part]]) -> None:
-        self._parts = cache(plan)
+    def __init__(self, stream: Stream, longest: int = LONGEST) -> None:
+        self._stream = stream
+        self._parts = cache(partial(self._plan, longest))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
-        dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-        flat = (tensor[0].transpose(0, 1).to(dtype).contiguous() for tensor in (query, key, value))
-        with torch.autocast(query.device.type, enabled=False):
-            return _Joined.apply(*flat, self._parts(window), scale)[None]
+        inputs, device = (query, key, value), query.device.type
+        if device == "cuda":
+            inputs = computed(query), computed(key), computed(value)
+        dtype = torch.promote_types(torch.promote_types(inputs[0].dtype, inputs[1].dtype), inputs[2].dtype)
+        query, key, value = (tensor[0].transpose(0, 1).to(dtype).contiguous() for tensor in inputs)
+        with torch.autocast(device, enabled=False):
+            attend = self._flash if takes_flash(query) else self._in_parts
+            return attend(query, key, value, scale, window)[None]
 
+    def _plan(self, longest: int, window: int | None) -> Sequence[Part]:
+        on_cpu = self._stream.input_ids.device.type == "cpu"
+        return plan_parts(self._stream, window, longest) if on_cpu else plan_rows(self._stream, window)
 
-class CardAttention:
-    """On a CUDA card: flash attention of runs of different lengths where it is supported, padded rows elsewhere."""
+    def _in_parts(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        return attend_in_parts(query, key, value, self._parts(window), scale)
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._runs = JoinedAttention(lambda window: varlen_attention.plan(stream))
-        self._longest = int((stream.host or stream).positions.max()) + 1
+    def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        sequences = self._sequences
+        back = -1 if window is None or window >= sequences.key_longest else window - 1  # how far a token sees
+        return _Flash.apply(query, key, value, sequences, scale, back)
 
     @cached_property
-    def _rows(self) -> PaddedAttention:
-        return PaddedAttention(self._stream)
+    def _sequences(self) -> Sequences:
+        here = self._stream.host or self._stream
+        prompts, suffixes, _ = here.runs()
+        behind = zip(suffixes, here.prefix_of.tolist(), strict=True)
+        every = [*((run, run) for run in prompts), *((run, prompts[prompt] + run) for run, prompt in behind if run)]
+        queries, keys = zip(*sorted(every), strict=True)
+        flat = torch.tensor([*chain.from_iterable(keys)])
+        cumulative = (torch.tensor([0, *accumulate(map(len, runs))], dtype=torch.int32) for runs in (queries, keys))
+        places, starts, key_starts = to_device([flat, *cumulative], self._stream.input_ids.device)
+        return Sequences(places, starts, key_starts, max(map(len, queries)), max(map(len, keys)))
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
-        query, key, value = computed(query), computed(key), computed(value)
-        window = None if window is not None and window >= self._longest else window  # which then hides nothing
-        attend = self._runs if varlen_attention.takes(query, window) else self._rows
-        return attend(query, key, value, scale, window)
+
+def takes_flash(query: Tensor) -> bool:
+    """Whether flash attention takes queries (T, H, C): half precision, its head sizes, and a GPU from Ampere on."""
+    return (
+        query.device.type == "cuda"
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= LARGEST_HEAD
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
 
 
-class _Joined(torch.autograd.Function):
-    """softmax(q k^T scale) v over all keys that a token sees, joined from that over each part.
-
-    With l_i the normalizers (log-sum-exp) and o_i the outputs of a token's parts, l = log sum exp(l_i) and
-    o = sum exp(l_i - l) o_i. The gradient of a part needs only the joined o and l.
+class _Flash(torch.autograd.Function):
+    """Flash attention of sequences of different lengths (arXiv:2307.08691). A prompt's keys, repeated for each suffix,
+    are not kept for the backward pass.
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, parts, scale):  # noqa: ANN001, ANN205 - autograd's own signature
-        output = torch.zeros_like(query)  # tokens of no part see nothing
-        normalizer = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
-        for part in parts:
-            new, new_normalizer = part.forward(query, key, value, scale)
-            if not part.own:
-                before, so_far = normalizer[part.tokens], output[part.tokens]
-                joined = torch.logaddexp(before, new_normalizer)
-                share = (new_normalizer - joined).exp()[..., None]
-                new = torch.lerp(so_far, new, share.to(new.dtype))  # the other share is 1 - this one
-                new_normalizer = joined
-            output[part.tokens] = new
-            if new_normalizer is not None:
-                normalizer[part.tokens] = new_normalizer
+    def forward(ctx, query, key, value, sequences, scale, back):  # noqa: ANN001, ANN205 - autograd's own signature
+        keys, values = (tensor.index_select(0, sequences.key_tokens) for tensor in (key, value))
+        settings = {"scale": scale, "window_size_left": back, "window_size_right": 0}
+        output, normalizer = torch.ops.aten._flash_attention_forward(
+            query, keys, values, *sequences[1:], 0.0, back < 0, False, **settings
+        )[:2]
         ctx.save_for_backward(query, key, value, output, normalizer)
-        ctx.parts, ctx.scale = parts, scale
+        ctx.sequences, ctx.settings = sequences, settings
         return output
 
     @staticmethod
     def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
         query, key, value, output, normalizer = ctx.saved_tensors
-        grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        with torch.autocast(query.device.type, enabled=False):
-            for part in ctx.parts:
-                new = part.backward((query, key, value), (grad, output, normalizer), ctx.scale)
-                grads[0][part.tokens] += new[0]
-                grads[1][part.key_tokens] += new[1]
-                grads[2][part.key_tokens] += new[2]
-        return *grads, None, None
+        index = ctx.sequences.key_tokens
+        without_dropout = torch.zeros(2, dtype=torch.uint64, device=grad.device), grad.new_empty(0)
+        inputs = grad.contiguous(), query, key.index_select(0, index), value.index_select(0, index), output, normalizer
+        causal = ctx.settings["window_size_left"] < 0
+        of_query, of_keys, of_values = torch.ops.aten._flash_attention_backward(
+            *inputs, *ctx.sequences[1:], 0.0, causal, *without_dropout, **ctx.settings
+        )
+        return of_query, _summed(of_keys, index, key.shape), _summed(of_values, index, key.shape), None, None, None
+
+
+def _summed(grad: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of what was gathered at the index, summed in float32 or better: a prompt's keys have one of each
+    suffix.
+    """
+    total = grad.new_zeros(shape, dtype=torch.promote_types(grad.dtype, torch.float32))
+    return total.index_add_(0, index, grad.to(total.dtype)).to(grad.dtype)
 
 
 def packed_attention(
@@ -127,7 +145,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """What transformers' models call for each layer (its attention interface)."""
     attend = kwargs["stream"]
-    assert isinstance(attend, JoinedAttention | CardAttention), "packed attention needs the stream it attends in"
+    assert isinstance(attend, StreamAttention), "packed attention needs the stream it attends in"
     if getattr(module, "attn_logit_softcapping", None) or kwargs.get("softcap"):
         raise UserError("it caps its attention logits, which packed attention does not")
     scale = scaling if scaling is not None else 1 / math.sqrt(query.shape[-1])

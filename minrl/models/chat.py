@@ -13,16 +13,6 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.models.messages import (
-    is_unicode,
-    quoted,
-    refuse_half_pairs,
-    refuse_images,
-    roles_of,
-    text_of,
-    told_by_user,
-    with_text,
-)
 from minrl.models.thoughts import (
     CLOSED,
     OPENED,
@@ -35,21 +25,13 @@ from minrl.models.thoughts import (
     without_special,
 )
 from minrl.types import SOLO, Message, Prompt, Rollout, UserError, require
-from minrl.utils.text import first_line, unmarked
+from minrl.utils.text import first_line, is_unicode, unmarked
 
 LONGEST_MARK = 32
 """Tokens at the end of a prompt in which the mark of a thought stands."""
 
 KEPT_PROMPTS = 1024
 """Prompts whose ids are cached."""
-
-QUESTIONS, ANSWERS = ("What is 2 + 3?", "And twice that?", "And half of it?"), ("It is 5.", "That is 10.")
-"""A conversation by which turns that are appended are compared with the template's."""
-
-THOUGHT = f"{OPENED}\nLet me see.\n{CLOSED}\n\n"
-
-NAMED = 12
-"""Tokens of a difference that are named."""
 
 QUESTION, ANSWER = "\u2042", "\u2042\u2042z"
 """Texts of a conversation that is rendered to see what the template writes around them. A tokenizer joins a letter with
@@ -97,7 +79,6 @@ class ChatTokenizer:
     _frames: dict[str, Frame] = field(default_factory=dict)
     _left_out: dict[tuple[object, ...], str | None] = field(default_factory=dict)
     _encoded: dict[str, list[int]] = field(default_factory=dict)
-    _compared: bool = False
     _said_unclosed: bool = False
 
     @property
@@ -166,19 +147,19 @@ class ChatTokenizer:
 
         The template closes the answer. What the completion ended with is not repeated, be it the template's end token
         or the text that stands for one; after anything else, such as another stop token, the whole closing follows.
-        Before the first one of a chat, say how such turns differ from the template's.
         """
         if isinstance(message, str):
             return self.encode_text(message)
-        if not self._compared:
-            self._compared = True
-            found = self.difference()
-            if found:
-                logger.warning(
-                    f"a further turn is appended to the tokens as they were sampled, and {found}: the model is trained "
-                    "on what it sampled, and a chat program would show it the template's (docs/templates.md)"
-                )
-        return self._next_turn(message if self._writes_tools else list(map(told_by_user, message)), completion)
+        message = message if self._writes_tools else list(map(told_by_user, message))
+        rendered = self.render([*ANSWERED, *message])
+        before, found, following = rendered.partition(ANSWER)  # the first: the message may hold it too
+        start = len(before) + len(found)
+        ids = self._ids_after(rendered, start)
+        place = self._first_added(ids)
+        if completion and place is not None and completion[-1] in (ids[place], self.frame.end):
+            return ids[place + 1 :]
+        written = self._written(following, completion) if self.frame.stop else 0
+        return self._ids_after(rendered, start + written) if written else ids
 
     def encode_answer(self, text: str, chat: bool) -> list[int]:
         """Token ids of an answer that somebody else wrote, up to its end: as it is after a prompt of plain text, in a
@@ -252,7 +233,11 @@ class ChatTokenizer:
             text = shown + lead_of(self.frame.lead, begun) + continued(shown, begun)
         else:
             text = self._rendered(messages, ask)
-        refuse_half_pairs(text, messages)
+        require(
+            is_unicode(text),
+            f"a conversation of {roles_of(messages)} holds a lone half of a surrogate pair, which is no character: "
+            "remove it from the task's messages",
+        )
         return text
 
     def left_out(self, messages: Sequence[Message], ask: bool = True) -> str | None:
@@ -287,49 +272,6 @@ class ChatTokenizer:
                 f"the chat template does not take a conversation of {roles_of(messages)}: {first_line(error)}; change "
                 "the task's messages, or choose another template with --chat-template"
             ) from error
-
-    def difference(self) -> str:
-        """Where an episode of appended turns first differs from the template's rendering of the conversation, in words;
-        empty if it does not. The answers are as the template writes them.
-        """
-        shown = self.frame.shown
-        if not shown:
-            return "the chat template does not write a conversation that ends with an answer, to compare it with"
-        thinks = opens(shown) or (CLOSED in str(self.tokenizer.chat_template) and not shown.rstrip().endswith(CLOSED))
-        messages: list[Message] = [{"role": "user", "content": QUESTIONS[0]}]
-        try:
-            ids = self.encode_first_turn(messages)
-            for question, answer in zip(QUESTIONS[1:], ANSWERS, strict=True):
-                said, further = THOUGHT * thinks + answer, {"role": "user", "content": question}
-                end = (
-                    self.encode_text(self.frame.space + self.frame.stop) if self.frame.end is None else [self.frame.end]
-                )
-                completion = self.encode_answer(said, chat=True) + end
-                ids += completion + self._next_turn([further], completion)
-                messages += [{"role": "assistant", "content": said}, further]
-            whole = self._ids_of(self.render(messages))
-        except UserError as error:  # of a conversation that the task need not have
-            return f"it cannot be compared with the template's conversation ({error})"
-        if ids == whole:
-            return ""
-        place = next(n for n in range(len(ids) + 1) if ids[: n + 1] != whole[: n + 1])
-        same = self.decode_all(ids) == self.decode_all(whole)  # in other tokens
-        own, written = (
-            " ".join(self.tokenizer.convert_ids_to_tokens(some)) if same else self.decode_all(some)
-            for some in (ids[place : place + NAMED], whole[place : place + NAMED])
-        )
-        return f"{own!r} stands where the template writes {written!r}"
-
-    def _next_turn(self, message: Sequence[Message], completion: list[int]) -> list[int]:
-        rendered = self.render([*ANSWERED, *message])
-        before, found, following = rendered.partition(ANSWER)  # the first: the message may hold it too
-        start = len(before) + len(found)
-        ids = self._ids_after(rendered, start)
-        place = self._first_added(ids)
-        if completion and place is not None and completion[-1] in (ids[place], self.frame.end):
-            return ids[place + 1 :]
-        written = self._written(following, completion) if self.frame.stop else 0
-        return self._ids_after(rendered, start + written) if written else ids
 
     @cached_property
     def _writes_tools(self) -> bool:
@@ -458,6 +400,61 @@ class ChatTokenizer:
         first, last = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         more = len(whole) > len(plain)
         return (first if more and whole[:1] == [first] else None), (last if more and whole[-1:] == [last] else None)
+
+
+def text_of(message: Message) -> str:
+    """The text of a message, of which there may be several parts."""
+    content = message["content"]
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+
+
+def with_text(message: Message, text: str) -> Message:
+    """The message with another text, in parts if it had parts."""
+    content = message["content"]
+    return {**message, "content": text if isinstance(content, str) else [{"type": "text", "text": text}]}
+
+
+def roles_of(messages: Sequence[Message]) -> str:
+    """The roles of a conversation, in words."""
+    return ", ".join(str(message.get("role")) for message in messages) or "no messages"
+
+
+def told_by_user(message: Message) -> Message:
+    """What a tool says as a message of the user, between marks; any other message as it is."""
+    if message.get("role") != "tool":
+        return message
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
+def quoted(message: Message, special: re.Pattern[str] | None) -> Message:
+    """The message with a space in each special token that its text holds: what others wrote ends no turn. An answer is
+    the assistant's own and stays as it is.
+    """
+    content = message.get("content")
+    if special is None or message.get("role") == "assistant" or not special.search(str(content)):
+        return message
+
+    def broken(text: object) -> object:
+        return special.sub(lambda match: unmarked(match[0]), text) if isinstance(text, str) else text
+
+    if isinstance(content, list):
+        return {**message, "content": [{**part, "text": broken(part["text"])} for part in content]}
+    return {**message, "content": broken(content)}
+
+
+def refuse_images(message: Message) -> None:
+    """Refuse what a message has beside text; parts of text are the template's to join."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    kinds = [part.get("type") if isinstance(part, dict) else type(part).__name__ for part in parts]
+    other = sorted({str(kind) for kind in kinds if kind != "text"})
+    if content is not None and not isinstance(content, str | list):
+        other = [type(content).__name__]
+    if other:
+        raise UserError(
+            f"a message of the {message.get('role')} holds {', '.join(other)}: models are trained on text alone; give "
+            'its content as a text, or as a list of {"type": "text", "text": ...}'
+        )
 
 
 def _as_json(messages: Sequence[Message]) -> str:

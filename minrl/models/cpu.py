@@ -1,19 +1,26 @@
 """Faster matrix products and memory on a CPU.
 
 torch sends float32 matrix products to MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch includes,
-computes them 1.3 to 2.5 times faster on a Zen 5 (LOG.md). Where there is AVX2 only, they stay with MKL.
+computes them 1.3 to 2.5 times faster on a Zen 5 (docs/lessons.md). Where there is AVX2 only, they stay with MKL.
 
 The C library returns large freed blocks to the system at once, so that every operation's output causes new page faults.
 Keeping the blocks saves a third of a forward pass. oneDNN compiles a product for each shape in up to a millisecond,
 and torch and oneDNN keep a thousand of them, of half a MiB each, which lie in between. Numbers of rows are therefore
 rounded up to one of few, whose products are kept.
+
+libgomp's threads spin for milliseconds after each parallel region before they sleep, which is fastest on a quiet
+machine. Where another process computes on a core, they spin for a thread that does not run, on the core that it waits
+for. libgomp spins 100 times only while it has more threads than cores: another team of threads, which sleeps, is kept
+for as long as threads of this process wait for a core.
 """
 
 import ctypes
 import os
 import sys
+import time
 from functools import cache
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import torch
@@ -34,6 +41,17 @@ COPIED = 2**23
 
 ADDED_NUMBERS = 2**22
 """Numbers of a sum of products that are added at once: 16 MiB in float32."""
+
+OWN_SPINS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""The variables by which a user says how long threads spin."""
+
+BUSY_S, BUSY = 0.5, 0.25
+"""A thread that waits for a core for this share of so many seconds has a neighbour. Beside a loop on one of two cores
+threads waited for 1.0 of the time, on a quiet machine for 0.06 (at most 0.19).
+"""
+
+QUIET_S, QUIET = 2.0, 0.15
+"""The same for the end of it. Threads that spin less waited for 0.5 beside a loop, and for 0.1 without."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -184,3 +202,43 @@ def onednn_available() -> bool:
 def _onednn_takes_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU."""
     return onednn_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@cache
+def spin_less_when_busy() -> None:
+    """From now on let torch's threads spin less while another process takes a core. Nothing where a variable of the
+    user says how long they spin, or where torch's threads are not libgomp's.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if library.exists() and not any(name in os.environ for name in OWN_SPINS):
+        gomp = ctypes.CDLL(str(library))  # finds what torch is linked with
+        if hasattr(gomp, "GOMP_parallel"):
+            Thread(target=_watch, args=(gomp,), daemon=True).start()
+
+
+def _watch(gomp: ctypes.CDLL) -> None:
+    while _longest_wait(BUSY_S) < BUSY:
+        pass
+    gomp.GOMP_parallel(ctypes.CDLL(None).free, None, len(os.sched_getaffinity(0)) + 1, 0)  # each thread: free(NULL)
+    while _longest_wait(QUIET_S) > QUIET:
+        pass
+    Thread(target=_watch, args=(gomp,), daemon=True).start()  # the team ends with the thread that made it
+
+
+def _longest_wait(period_s: float) -> float:
+    """The longest time for which a thread of this process was ready and had no core, as a share of the next seconds."""
+    before, start = _waits(), time.perf_counter()
+    time.sleep(period_s)
+    waited = [seconds - before.get(thread, seconds) for thread, seconds in _waits().items()]
+    return max(waited) / (time.perf_counter() - start)
+
+
+def _waits() -> dict[str, float]:
+    """Seconds for which each thread of this process has waited for a core."""
+    waits = {}
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            waits[thread] = int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+        except OSError:  # the thread has ended, or the kernel does not count
+            waits[thread] = 0.0
+    return waits

@@ -85,21 +85,19 @@ def read_gguf(path: str) -> GgufFile:
         found, kinds = _parse(path)
     except Exception as error:  # whatever damaged bytes lead to
         raise UserError(f"{path} is damaged or incomplete ({first_line(error)}): download it again") from error
-    require(
-        found.architecture != "clip",
-        f"{path} is a vision projector (mmproj), not a language model: give the GGUF file that it belongs to",
-    )
     parts = found.metadata.get("split.count", 1)
     require(parts <= 1, f"{path} is one of {parts} parts: join them with llama-gguf-split --merge")
-    _refuse_unknown(found, kinds)
+    _refuse_types(path, kinds)
     return found
 
 
 def _parse(path: str) -> tuple[GgufFile, set[int]]:
     """The file, and the types of its tensors."""
     from gguf import GGML_QUANT_SIZES
+    from transformers import modeling_gguf_pytorch_utils as loader
     from transformers.integrations.gguf.reader import _read_metadata, _read_tensor_table
 
+    loader.tqdm = lambda tensors, **_: tensors  # a bar in between would tear MinRL's own
     content = np.memmap(path, mode="r", dtype=np.uint8)
     metadata, count, position = _read_metadata(content, path)
     table, position = _read_tensor_table(content, count, position)
@@ -115,26 +113,16 @@ def _parse(path: str) -> tuple[GgufFile, set[int]]:
     return GgufFile(path, metadata, tensors), {kind for _, _, kind, _ in table}
 
 
-def _refuse_unknown(file: GgufFile, kinds: set[int]) -> None:
-    """Refuse an architecture that transformers does not read, and types that gguf does not dequantize."""
+def _refuse_types(path: str, kinds: set[int]) -> None:
+    """Refuse types that gguf does not dequantize."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
-    from transformers import modeling_gguf_pytorch_utils as loader
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
 
-    loader.tqdm = lambda tensors, **_: tensors  # a bar in between would tear MinRL's own
-    known = sorted({*loader.GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS} - {"general", "tokenizer"})
-    plain = {name.replace("_", "") for name in known}
-    require(
-        file.architecture.replace("-", "").replace("_", "") in plain,
-        f"{file.path} holds a model of architecture {file.architecture!r}, and transformers reads "
-        f"{', '.join(known)} from GGUF: give the model's safetensors",
-    )
     for kind in kinds:
         try:
             dequantize(np.zeros(GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1], np.uint8), GGMLQuantizationType(kind))
         except (NotImplementedError, ValueError) as error:
             raise UserError(
-                f"{file.path} holds tensors that cannot be dequantized ({first_line(error)}): give another file of the "
+                f"{path} holds tensors that cannot be dequantized ({first_line(error)}): give another file of the "
                 "model, such as its F16, Q8_0 or Q4_K_M"
             ) from error
 

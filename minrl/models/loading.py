@@ -37,7 +37,7 @@ from minrl.models.gguf import (
     source_of,
     without_added,
 )
-from minrl.models.routers import exact_routers
+from minrl.models.modules import exact_routers
 from minrl.models.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized, why_not
 from minrl.models.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.types import CausalModel, UserError, require

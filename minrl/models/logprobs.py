@@ -16,6 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.models.cpu import add_summed_product, computed, few_rows_product, in_float32, ordered, product
+from minrl.models.lora import merged_weight
+from minrl.models.text import head_of
+from minrl.types import CausalModel
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**27}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 512 MiB: in the backward pass each
@@ -32,6 +35,21 @@ product is added to the gradient of the whole head, which of a wide one costs as
 
 KEPT_LOGITS = 2**26
 """Most probabilities that are kept for the backward pass: 256 MiB in float32."""
+
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names of the cap c in logits c tanh(x / c): of Gemma and nanochat, RecurrentGemma, xLSTM."""
+
+FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+"""Names of a factor of the logits: of Cohere, Falcon-H1, Muse."""
+
+DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
+"""Names of a divisor of the logits: of Granite and MiniCPM3, Inkling."""
+
+UNSCALED = ("aya_vision", "cohere2_vision")
+"""Multimodal model types whose class leaves out the factor of their text part."""
+
+MULTIPLIED_BY_DIVISOR = ("hyperclovax",)
+"""Model types that multiply by what the others divide by."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,19 @@ class Head:
             return logits.mul(self.scale / self.cap).tanh_().mul_(self.cap / temperature)
         divisor = temperature / self.scale
         return logits if divisor == 1 else logits.div_(divisor)
+
+
+def output_head(model: CausalModel) -> Head:
+    """The head with its bias, scale and cap. Loading verifies them."""
+    layer, config = head_of(model), model.config.get_text_config(decoder=True)
+    scale = 1.0
+    for name in FACTORS if model.config.model_type not in UNSCALED else ():
+        scale *= getattr(config, name, None) or 1.0
+    for name in DIVISORS:
+        divisor = getattr(config, name, None) or 1.0
+        scale *= divisor if config.model_type in MULTIPLIED_BY_DIVISOR else 1 / divisor
+    cap = next((getattr(config, name) for name in CAPS if getattr(config, name, None)), 0.0)
+    return Head(merged_weight(layer), getattr(layer, "bias", None), scale, cap)
 
 
 def chunked_logprobs(

@@ -25,9 +25,16 @@ from torch import Tensor, nn
 
 from minrl.config import LoraConfig
 from minrl.models.cpu import in_float32
-from minrl.models.frozen import READ_DIRECTLY, compute_weights, hold_frozen, is_plain_linear, probe
-from minrl.models.mixed import empty, mixed
-from minrl.models.modules import speed_up
+from minrl.models.modules import (
+    READ_DIRECTLY,
+    Mixin,
+    compute_weights,
+    hold_frozen,
+    is_plain_linear,
+    mix_in,
+    probe,
+    speed_up,
+)
 from minrl.models.sharding import whole
 from minrl.models.source import PICKLE
 from minrl.models.text import foreign_modules, train_text
@@ -82,7 +89,7 @@ class Adapters:
             raise UserError(f"peft cannot adapt this model ({why}): {what}") from error
         for layer in adapted_layers(model).values():
             if hasattr(layer, "parameter_name"):
-                layer.__class__ = mixed(_Wrapper, type(layer), "")  # type: ignore[arg-type]  # a class is hashable
+                mix_in(_Wrapper, layer)
         hold_frozen(model, {module for _, module in foreign_modules(model)})
         speed_up(model)
         model.eval()
@@ -273,7 +280,7 @@ def find_targets(model: CausalModel, chosen: str) -> dict[str, Any]:
     }
 
 
-class _Wrapper(nn.Module):
+class _Wrapper(Mixin):
     """peft's wrapper of the weights of experts and routers. peft computes with a merged copy, in the precision of the
     weight, which is kept for the backward pass; here it is in float32, and made again. transformers finds the weights
     through it by their plain paths as it saves.
@@ -287,10 +294,6 @@ class _Wrapper(nn.Module):
             yield
         finally:
             del weights[self.parameter_name]  # type: ignore[arg-type]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """What pickle keeps: the class has no name to be found by."""
-        return empty, (*type(self).__bases__, ""), self.__dict__
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of nn.Module
         """An attribute of the wrapper, or of what it wraps."""

@@ -1,31 +1,33 @@
 """Log-probabilities of sampled tokens under a model: the packed forward pass and the chunked output head.
 
-S scored tokens. The model calls our attention function in place of its own (minrl/models/attention.py), unless it can
-only be computed in padded rows (minrl/models/padded_rows.py). The logits of a whole stream never exist
-(minrl/models/logprobs.py).
+S scored tokens, T tokens of the stream, N rollouts, L tokens of the longest.
+
+The model calls our attention function in place of its own (minrl/models/attention.py), unless it can only be computed
+in padded rows. The logits of a whole stream never exist (minrl/models/logprobs.py). Activations that do not fit are
+computed again in the backward pass (arXiv:1604.06174, section 4: one segment for each layer).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from minrl.batch import Stream
-from minrl.models.activations import recomputed
-from minrl.models.attention import ATTENTION, plan_attention
+from minrl.batch import Stream, to_device
+from minrl.models.attention import ATTENTION, StreamAttention
 from minrl.models.cpu import few_sizes
-from minrl.models.head import output_head
-from minrl.models.logprobs import chunked_logprobs
-from minrl.models.method import method_of
-from minrl.models.padded_rows import padded_rows
+from minrl.models.logprobs import chunked_logprobs, output_head
 from minrl.models.sharding import in_one_pass
-from minrl.models.text import decoder_of
-from minrl.types import CausalModel, Rollout
+from minrl.models.text import decoder_of, layers_of
+from minrl.types import CausalModel, Rollout, UserError
+
+Decoding = Literal["own", "cached", "aligned", "recomputed"]
 
 TOKEN_SIZES = 16
 """Numbers of tokens of a pass on a CPU from a power of two to the next. Others are rounded up, by two percent on
@@ -34,6 +36,35 @@ average: products are compiled for each number, which took 14 % of an update of 
 
 LARGEST_GAP = 0.01
 """Largest difference in nats between two computations of a log-probability that rounding explains."""
+
+LARGEST_SHARE = 0.7
+"""The share of free memory that activations may take; gradients and the head's logits need the rest."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a model is computed: the fastest way that gives the numbers of plain transformers (minrl/run/verify.py).
+
+    `packed`: rollouts are streams in which our attention function separates them, and a prompt is computed once;
+    otherwise each is a padded row.
+
+    `decoding`, for the embedded engine: its own decoder (or transformers' cache for shapes that it does not take);
+    transformers' cache; that cache with prompts of one length at a time, where a model sees padding; or no cache, the
+    whole sequence again for each token.
+    """
+
+    packed: bool = True
+    decoding: Decoding = "own"
+
+
+def method_of(model: CausalModel) -> Method:
+    """How the model is computed: as verified at loading, or as its class promises."""
+    return getattr(model, "minrl_method", None) or Method(packed=bool(model._supports_attention_backend))
+
+
+def set_method(model: CausalModel, method: Method) -> None:
+    """From now on the model is computed by this method."""
+    model.minrl_method = method
 
 
 def score(
@@ -52,7 +83,7 @@ def _score(model: CausalModel, stream: Stream, temperature: float, recompute: bo
     if packed:
         ids, positions = (_filled_up(values)[None] for values in (stream.input_ids, stream.positions))
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
-        inputs["stream"], places = plan_attention(stream), None
+        inputs["stream"], places = StreamAttention(stream), None
     else:
         rows, places = padded_rows(stream)
         inputs = {"input_ids": rows}
@@ -91,3 +122,91 @@ def _packed_attention(decoder: CausalModel) -> Iterator[None]:
         yield
     finally:
         decoder.config._attn_implementation = previous
+
+
+def padded_rows(stream: Stream) -> tuple[Tensor, Tensor]:
+    """The stream as rows of one rollout each, behind its own copy of the prompt, padded at the end. The padding needs
+    no mask: a causal model computes nothing else at a token for what follows it.
+
+    Token ids (N, L), and the place (T,) of each of the stream's tokens in the flattened rows. A prompt's tokens are
+    taken from the first of its rollouts.
+    """
+    device, stream = stream.input_ids.device, stream.host or stream
+    prompt_lengths = stream.prefix_lengths[stream.prefix_of][:, None]  # (N, 1)
+    lengths = prompt_lengths + stream.suffix_lengths[:, None]
+    columns = torch.arange(int(lengths.max())).expand(len(lengths), -1)  # (N, L)
+    last_prompt, last_suffix = stream.prefix_index.shape[1] - 1, stream.suffix_index.shape[1] - 1
+    of_prompt = stream.prefix_index[stream.prefix_of].gather(1, columns.clamp(max=last_prompt))
+    of_suffix = stream.suffix_index.gather(1, (columns - prompt_lengths).clamp(0, last_suffix))
+    tokens = torch.where(columns < prompt_lengths, of_prompt, of_suffix)
+    real = columns < lengths
+    places = torch.arange(columns.numel()).view_as(columns)
+    first = torch.full_like(stream.input_ids, columns.numel())
+    rows, places = to_device(
+        [stream.input_ids[tokens], first.scatter_reduce(0, tokens[real], places[real], "amin")], device
+    )
+    return rows, places
+
+
+def row_tokens(stream: Stream) -> int:
+    """Tokens of the padded rows, padding included."""
+    stream = stream.host or stream
+    lengths = stream.prefix_lengths[stream.prefix_of] + stream.suffix_lengths
+    return len(lengths) * int(lengths.max())
+
+
+def row_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """The indices in lists of rows of about the same length: at most `max_tokens` with padding, or a single row."""
+    batches: list[list[int]] = []
+    for index in sorted(indices, key=lambda index: -len(rollouts[index].ids)):
+        if not batches or (len(batches[-1]) + 1) * len(rollouts[batches[-1][0]].ids) > max_tokens:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
+def kept_bytes(run: Callable[[], object]) -> int:
+    """Bytes of the tensors that the call saves for a backward pass; shared memory counts once."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        alone = tensor.detach()  # the tensor itself would keep its own graph for ever
+        kept[tensor.untyped_storage().data_ptr()] = alone
+        return alone
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def growth(kept: Callable[[int], int], short: int) -> tuple[float, float]:
+    """Bytes per token and per pair of tokens, from what is kept for `short`, twice and four times as many tokens."""
+    sizes = [kept(length) for length in (short, 2 * short, 4 * short)]
+    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    quadratic = (second - 2 * first) / (6 * short**2)
+    return first / short - 3 * short * quadratic, quadratic
+
+
+@contextmanager
+def recomputed(decoder: CausalModel, meanwhile: Callable[[], AbstractContextManager]) -> Iterator[None]:
+    """Inside, each layer keeps its input only and is computed again in the backward pass, in the context `meanwhile`.
+
+    A policy has no dropout: both computations are bit for bit the same.
+    """
+    layers = list(dict.fromkeys(layers_of(decoder)))  # a layer that occurs twice once
+    if not layers:
+        raise UserError(f"{type(decoder).__name__} has no list of layers: choose --activation-checkpointing never")
+    again = partial(
+        checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), meanwhile())
+    )
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = partial(again, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward

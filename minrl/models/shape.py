@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from minrl.types import CausalModel
+
 CONTEXTS = (
     "max_position_embeddings",
     "max_target_positions",
@@ -147,3 +149,18 @@ def _size(config: Any, *names: str, default: int = 0) -> int:  # noqa: ANN401 - 
         if value and value != -1:
             return max(value) if isinstance(value, list | tuple) else int(value)
     return default
+
+
+def context_length(model: CausalModel) -> int:
+    """Tokens that the model takes, prompt and completion together, of which the log-probabilities do not depend on how
+    they are computed.
+
+    With LongRoPE it is the original context: a longer sequence changes the frequencies of all its tokens
+    (arXiv:2402.13753), and so the log-probabilities of earlier ones. Dynamic RoPE does the same beyond
+    `max_position_embeddings`, which is the limit anyway.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each type of layer
+    originals = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min([shape_of(model.config).context, *originals])

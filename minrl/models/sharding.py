@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from minrl.models.activations import layers_of
-from minrl.models.group import own_group
-from minrl.models.processes import Processes
-from minrl.models.recast import recast_linears
-from minrl.models.text import decoder_of, foreign_modules
+from minrl.models.distributed import Processes, own_group
+from minrl.models.modules import recast_linears
+from minrl.models.text import decoder_of, foreign_modules, layers_of
 from minrl.types import CausalModel
 
 R = TypeVar("R")

@@ -101,13 +101,9 @@ def pickled(folder: Path) -> str | None:
 
 def why_not(folder: Path) -> str | None:
     """Why a folder is not one that can be loaded, where that shows; None elsewhere."""
-    if (folder / "model_index.json").exists():
-        return "it holds a pipeline of diffusers, which makes no text"
     if not (folder / "config.json").exists():
         if found := sorted(folder.glob("*.gguf")):
             return f"it has no config.json: give the GGUF file itself, {found[0]}"
-        if (folder / "params.json").exists():
-            return "it holds the maker's own format (params.json): give the one with config.json"
         return "it has no config.json"
     try:
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@ frozen, and stay in the checkpoint as they were.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,18 @@ def head_of(model: CausalModel) -> nn.Module | None:
     """The output head: the model's own, or that of the causal model inside."""
     head = model.get_output_embeddings()
     return head if head is not None or model.get_decoder() is model else head_of(model.get_decoder())
+
+
+def layers_of(decoder: CausalModel) -> Sequence[nn.Module]:
+    """The longest list of modules of the decoder, or of the modules in it; empty if there is none."""
+    outer: list[nn.Module] = [decoder]
+    while outer:
+        inner = [child for module in outer for child in module.children()]
+        lists = [list(child) for child in inner if isinstance(child, nn.ModuleList)]
+        if lists:
+            return max(lists, key=len)
+        outer = inner
+    return []
 
 
 def train_text(model: CausalModel) -> None:

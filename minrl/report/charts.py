@@ -12,12 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from minrl.report.runs import Group, RunData, Score, mean, smoothed
-from minrl.types import require
 from minrl.utils.files import whole
 from minrl.utils.text import printable
 
@@ -61,16 +59,6 @@ STYLE: Any = {
 DPI = 150
 
 
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
-def require_matplotlib(what: str) -> None:
-    """Raise `UserError` if matplotlib is missing."""
-    require(available(), f"{what} needs matplotlib, which is not installed: pip install matplotlib")
-
-
 @contextlib.contextmanager
 def picture(
     path: Path, width: float = 8.0, height: float = 4.5, rows: int = 1, columns: int = 1
@@ -79,7 +67,6 @@ def picture(
 
     The style holds inside the block only. No display or global state of matplotlib is used.
     """
-    require_matplotlib(f"the picture {path.name}")
     import matplotlib
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -181,8 +168,8 @@ PANELS = (
     ("gradient norm", "policy/grad_norm", "linear"),
     ("sampled tokens per second", "speed/tokens_per_s", "linear"),
     ("peak memory, GiB", "memory/peak_gib", "linear"),
-    ("memory, GB", "system/memory_gb", "linear"),
-    ("memory of the GPU, GB", "system/device_memory_gb", "linear"),
+    ("memory, GiB", "system/memory_gb", "linear"),
+    ("memory of the GPU, GiB", "system/device_memory_gb", "linear"),
     ("processor, % of the cores", "system/cpu_percent", "linear"),
 )
 """Title, tag and scale of the charts beside the held-out scores, in their order."""
@@ -272,10 +259,11 @@ def _draw_tag(groups: Sequence[Group], tag: str, scale: str, axis: str, smoothin
         values = []
         for run in group.runs:
             steps, raw = run.curve(tag)
+            raw = [value * 1e9 / 2**30 for value in raw] if tag.endswith("_gb") else raw
             values.append(dict(zip(steps, smoothed(raw, smoothing), strict=True)))
-        if len(group.runs) == 1:
-            points = group.runs[0].over(axis, tag)
-            axes.plot([x for x, _ in points], [y for _, y in points], color=color(number), linewidth=0.9, alpha=0.3)
+            if len(group.runs) == 1:
+                x = [run.positions(axis)[step] for step in steps]
+                axes.plot(x, raw, color=color(number), linewidth=0.9, alpha=0.3)
         _draw_mean(axes, number, group, axis, values)
     _finish(axes, axis, scale)
 
@@ -315,17 +303,19 @@ def _draw_mean(axes: Axes, number: int, group: Group, axis: str, values: Sequenc
 
 
 def _finish(axes: Axes, axis: str, scale: str) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter
 
     axes.set_xlabel(axis)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis == "step"))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if scale == "log":
+    low, high = axes.get_ylim()
+    if scale == "log" and high > 10 * axes.dataLim.minposy:  # within a decade its labels would repeat
         axes.set_yscale("log", nonpositive="mask")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the usual one needs mathtext
+        axes.yaxis.set_minor_formatter(NullFormatter())
         return
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if scale == "share":
-        low, high = axes.get_ylim()
         axes.set_ylim(max(low, -0.03), min(high, 1.03))
         percent(axes)
 

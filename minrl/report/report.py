@@ -9,27 +9,20 @@ A run that is still going on, or was killed, is shown up to its last step.
 
 import hashlib
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from minrl.report.listing import listing
-from minrl.report.runs import AXES, REPORTS, RunData, groups_of, read_runs
-from minrl.report.tables import Table, cost, markdown, over_seeds, remarks, results, settings, title
+from minrl.report.runs import REPORTS, SMOOTHING, RunData, Score, is_report, read_ends, read_runs
 from minrl.run.folder import RunFolder
-from minrl.types import require
-from minrl.utils.cli import Command
-from minrl.utils.files import write_text
+from minrl.types import UserError, require
+from minrl.utils.cli import Command, typed
+from minrl.utils.files import LOCK, holder, is_locked
 from minrl.utils.settings import Bounded, ShareBelowOne
-from minrl.utils.text import printable
-
-SMOOTHING = 0.6
-"""Weight of the past in curves, unless the user says otherwise."""
-
-MOST_CHARTS = 6
-"""Charts in the picture of Markdown; the page has all."""
 
 LONGEST_NAME = 160
 """Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
@@ -69,86 +62,13 @@ def main(command: Command[ReportConfig]) -> int:
     if not config.runs:
         sys.stdout.writelines(listing(Path(config.runs_dir)))
         return 0
+    from minrl.report.page import write_report  # which imports matplotlib: the list does without
+
     sys.stderr.write(f"reading {', '.join(config.runs)}\n")
     runs = read_runs(config.runs, Path(config.runs_dir))
     folder = Path(config.output or _default_folder(runs, config.runs[0], config.runs_dir))
     write_report(runs, folder, f"python -m minrl report {shlex.join(command.arguments)}", config.smoothing)
     return 0
-
-
-def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing: float = SMOOTHING) -> None:
-    """Write report.md, its pictures and report.html to the folder, and say where they are. `command` made them."""
-    from minrl.report.charts import before_and_after, seconds, svg
-
-    folder.mkdir(parents=True, exist_ok=True)
-    bars = [(chart.title, svg([chart])) for chart in [*before_and_after(runs), *seconds(runs)]]
-    written = {
-        "report.md": markdown(runs, _draw(runs, bars, folder, smoothing), command),
-        "report.html": page(runs, [text for _, text in bars], smoothing, command),
-    }
-    for name, text in written.items():
-        write_text(folder / name, text)
-        sys.stdout.write(f"{folder / name}\n")
-    for run in runs:
-        if run.unfinished:
-            sys.stderr.write(f"{run.unfinished}\n")
-
-
-def _draw(runs: Sequence[RunData], bars: Sequence[tuple[str, str]], folder: Path, smoothing: float) -> dict[str, str]:
-    """Write all pictures that the runs have numbers for: file names by caption. `bars` are drawn already, by title."""
-    from minrl.report.charts import curves, standalone, svg
-
-    groups, pictures = groups_of(runs), dict[str, tuple[str, str]]()
-    drawn = curves(groups, "step", smoothing)[:MOST_CHARTS]
-    if drawn:  # nothing has a curve after a single step
-        text = svg(drawn, min(3, len(drawn)), [group.name for group in groups])
-        pictures["curves.svg"] = f"Curves, smoothed with weight {smoothing:g}", text
-    pictures |= {f"bars-{number}.svg": one for number, one in enumerate(bars, 1)}
-    for name, (_, text) in pictures.items():
-        write_text(folder / name, standalone(text))
-    return {caption: name for name, (caption, _) in pictures.items()}
-
-
-def page(runs: Sequence[RunData], bars: Sequence[str], smoothing: float, command: str) -> str:
-    """The whole page, which asks no network for anything and needs no script. Each curve is there once for each axis
-    that the runs have; the style sheet shows those of the chosen one.
-    """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from minrl.report.charts import PALETTE, THEME, curves, svg
-
-    groups = groups_of(runs)
-    axes = [axis for axis in AXES if any(run.positions(axis)[run.last_step] for run in runs)] or ["step"]
-
-    def shown(value: Any) -> Any:  # noqa: ANN401 - whatever the template prints
-        return printable(value) if type(value) is str else value  # safe text has a class of its own
-
-    folder = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, finalize=shown)
-    return environment.get_template("report.html.jinja").render(
-        title=title(runs),
-        theme=THEME,
-        axes=axes,
-        remarks=remarks(runs),
-        results=_scores_first(results(runs)),
-        seeds=over_seeds(groups),
-        groups=[group.name for group in groups],
-        colours=len(PALETTE),
-        smoothing=f"{smoothing:g}",
-        curves={axis: [svg([chart]) for chart in curves(groups, axis, smoothing)] for axis in axes},
-        bars=bars,
-        settings=settings(runs),
-        cost=cost(runs),
-        command=f"`{command}`",
-    )
-
-
-def _scores_first(content: Table) -> Table:
-    """The table of results with before and after beside the run, where a phone shows them."""
-    header, rows = content
-    first, *others = zip(header, *rows, strict=True)
-    turned = list(zip(first, *others[-3:], *others[:-3], strict=True))
-    return turned[0], turned[1:]
 
 
 def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
@@ -161,3 +81,66 @@ def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
     if len(name.encode()) > LONGEST_NAME:
         name = f"{runs[0].name[: LONGEST_NAME // 2]}+{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return Path(runs_dir) / REPORTS / name
+
+
+# The list of all runs: what each is, how far it came, and how it is resumed
+
+
+def listing(runs_dir: Path) -> Iterator[str]:
+    """A few lines for each run, the one that wrote last at the end; before them a line for each folder that is none."""
+    require(runs_dir.is_dir(), f"there is no folder {runs_dir}: name that of the runs with --runs-dir")
+    is_run = (runs_dir / "config.json").exists()
+    require(not is_run, f"{runs_dir} is a run itself: name it without --runs-dir, or the folder that holds it")
+    folders = [path for path in sorted(runs_dir.iterdir()) if path.is_dir() or path.is_symlink()]
+    runs: list[tuple[float, str]] = []
+    for folder in folders:
+        if folder.name.startswith(".") or is_report(folder):
+            continue
+        try:
+            text = _described(folder, read_ends(folder))
+            runs.append((RunFolder(folder).last_written, text))
+        except (UserError, OSError) as error:
+            begun = is_locked(folder / LOCK) and not (folder / "config.json").exists()
+            what = f"is being prepared ({holder(folder / LOCK)})" if begun else f"not a run: {error}"
+            yield f"{folder.name}: {what}\n"
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a file of this name that is not ours
+            yield f"{folder.name}: not a run: its files hold something else ({error!r})\n"
+    for _, text in sorted(runs):
+        yield text
+    yield _how_to_go_on(runs_dir, len(runs))
+
+
+def _how_to_go_on(runs_dir: Path, count: int) -> str:
+    train = typed("train")
+    if not count:
+        return f"no run in {runs_dir} yet: {train} makes one\n"
+    where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
+    return (
+        f"{count} run{'s' * (count > 1)} in {runs_dir}. Side by side: {typed('report')} RUN RUN{where}\n"
+        f"Further than its last step: {train} --resume {shlex.quote(f'{runs_dir}/RUN')} --steps N\n"
+    )
+
+
+def _described(folder: Path, run: RunData) -> str:
+    """The run's name, and below it state, task and score, note, and the command that resumes it."""
+    config, going_on = run.record["config"], is_locked(folder / LOCK)
+    wanted = config.get("steps") or config.get("rounds")
+    steps = f"step {run.last_step}" + (f" of {wanted}" if wanted else "")
+    written = time.strftime("%d %b %Y %H:%M", time.localtime(RunFolder(folder).last_written))
+    state = f"going on ({holder(folder / LOCK)})" if going_on else "finished" if run.summary else "stopped"
+    (before, after), best = run.before_and_after(run.trained), run.best(run.trained)
+    facts = [f"{state}, {steps}, {written}", f"{run.trained}, {run.model}"]
+    if before or after:
+        facts[1] += f", held-out pass@1 {_percent(before)} before, {_percent(after)} after"
+        facts[1] += f", {_percent(best)} at step {best.step}, the best" if best else ""
+    facts += [f"note: {run.note}"] if run.note else []
+    width = shutil.get_terminal_size().columns
+    lines = [textwrap.fill(f, width, initial_indent="  ", subsequent_indent="    ") for f in facts]
+    if not going_on and not run.summary:  # whole, for copying: a terminal wraps it by itself
+        command = typed(run.record.get("program", "train"))
+        lines.append(f"  {command} --resume {shlex.quote(str(folder))}")
+    return "\n".join([folder.name, *lines, ""]) + "\n"
+
+
+def _percent(score: Score | None) -> str:
+    return "-" if score is None else f"{score.pass_at_1:.1%}"

@@ -32,6 +32,9 @@ NOT_SETTINGS = (
 REPORTS = "report"
 """The folder beside the runs that holds reports of several."""
 
+SMOOTHING = 0.6
+"""Weight of the past in curves, unless the user says otherwise."""
+
 AXES = ("step", "tokens", "seconds")
 """What curves may be drawn over."""
 
@@ -118,11 +121,6 @@ class RunData:
             passed += {"step": 0.0, "tokens": tokens, "seconds": took}[axis]
             places[float(line["step"])] = float(line["step"]) if axis == "step" else passed
         return places
-
-    def over(self, axis: str, tag: str) -> list[tuple[float, float]]:
-        """The values of a tag and where they are on an axis."""
-        places = self.positions(axis)
-        return [(places[step], value) for step, value in zip(*self.curve(tag), strict=True)]
 
     def scores(self, task: str) -> list[Score]:
         """The held-out scores of a task over the run."""

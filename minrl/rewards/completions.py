@@ -2,13 +2,11 @@
 
 Rows are JSON objects with `completion` and the fields of the example that the reward reads. Each input row has one
 output row, in order. A row that cannot be scored has `reward: null` and the reason under `error`. All input is kept:
-values keep their exact text, values under the names of the verdict move to `given`, and a line that is not JSON moves
-to `line`.
+values under the names of the verdict move to `given`, and a line that is no object moves to `line`.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +16,6 @@ from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import Task
 from minrl.types import Example, Job, Prompt, Reward, UserError, require
 from minrl.utils.files import same_file, whole
-from minrl.utils.text import json_text
 
 CHUNK = 1024
 """Rows scored together."""
@@ -28,8 +25,6 @@ GIVEN = "given"
 
 VERDICT = ("reward", "solved", "parts", "error", GIVEN)
 """What scoring adds to a row."""
-
-_DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
 
 
 @runtime_checkable
@@ -60,18 +55,6 @@ class Counts:
         return Counts(self.rows + 1, self.solved + solved, self.failed + failed, self.unjudged + unjudged, reason)
 
 
-@dataclass(frozen=True)
-class GivenRow:
-    """A row as it was before it was ever scored. `texts` are its members, `"name": value`, each with its name.
-
-    `problem` says why it cannot be scored.
-    """
-
-    fields: dict[str, Any]
-    texts: Sequence[tuple[str, str]]
-    problem: str = ""
-
-
 def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None) -> Counts:
     """Write a scored row for each row of `source`; the output is whole or not there.
 
@@ -88,8 +71,9 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: 
     output.parent.mkdir(parents=True, exist_ok=True)
     with whole(output) as file:
         for start in range(0, len(lines), CHUNK):
-            for verdict, text in _scored(task, lines[start : start + CHUNK], workers, judge):
-                file.write(text + "\n")
+            chunk = lines[start : start + CHUNK]
+            for (fields, _), verdict in zip(map(_parsed, chunk), _scored(task, chunk, workers, judge), strict=True):
+                file.write(_written(fields, verdict) + "\n")
                 counts = counts.and_one(verdict)
     return counts
 
@@ -107,71 +91,31 @@ def read_lines(source: Path, what: str) -> list[str]:
 
 def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:
     """The verdict on each line, in order."""
-    return (verdict for verdict, _ in _scored(task, lines, workers, None))
+    return _scored(task, lines, workers, None)
 
 
-def _scored(
-    task: Task, lines: list[str], workers: Workers, judge: Judge | None
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """The verdict on each line, in order, with the scored row as text."""
-    rows = [_parsed(line) for line in lines]
-    jobs = [_job(task, row.fields, number) for number, row in enumerate(rows) if not row.problem]
+def _scored(task: Task, lines: list[str], workers: Workers, judge: Judge | None) -> Iterator[dict[str, Any]]:
+    rows = list(map(_parsed, lines))
+    jobs = [_job(task, fields, number) for number, (fields, problem) in enumerate(rows) if not problem]
     rewards = workers.run(jobs)
     results = iter(rewards if judge is None else _judged(judge, jobs, rewards, workers))
-    for row in rows:
-        verdict = {"reward": None, "error": row.problem} if row.problem else _verdict(next(results))
-        yield verdict, _written(row.texts, verdict)
+    for _, problem in rows:
+        yield {"reward": None, "error": problem} if problem else _verdict(next(results))
 
 
-def _parsed(line: str) -> GivenRow:
-    """The row on a line. Invalid JSON becomes the member `line`, a value that is no object the member `row`."""
+def _parsed(line: str) -> tuple[dict[str, Any], str]:
+    """The row on a line as it was before it was ever scored, and why it cannot be scored, or nothing."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for an integer with more digits than Python reads
-        return GivenRow({}, [("line", json.dumps({"line": line})[1:-1])], f"not JSON: {error}")
+        return {"line": line}, f"not JSON: {error}"
     if not isinstance(row, dict):
-        problem = "a row must be a JSON object with `completion` and the example's fields"
-        return GivenRow({}, [("row", f'"row": {line.strip()}')], problem)
-    completion = row.get("completion")
-    is_text = isinstance(completion, str)
-    problem = "" if is_text else f"`completion` must be a string, got {type(completion).__name__}"
-    texts = _members(line)
-    if _was_scored(row):
-        given = [text for name, text in texts if name == GIVEN]
-        row = {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
-        if len(given) == 1:
-            texts = [member for member in texts if member[0] not in VERDICT] + _members(given[0].partition(":")[2])
-    return GivenRow(row, texts, problem)
-
-
-def _was_scored(row: Mapping[str, Any]) -> bool:
-    """Whether scoring wrote the row, with earlier values under `given`."""
+        return {"line": line}, "a row must be a JSON object with `completion` and the example's fields"
     given = row.get(GIVEN)
-    judged = "reward" in row and ("error" in row or {"solved", "parts"} <= row.keys())
-    return judged and isinstance(given, dict) and bool(given) and given.keys() <= set(VERDICT)
-
-
-def _members(text: str) -> list[tuple[str, str]]:
-    """The members of a JSON object as they are in its text, each with its name.
-
-    >>> _members('{"a": [1.50, NaN] , "b":{}}')
-    [('a', '"a": [1.50, NaN]'), ('b', '"b":{}')]
-    """
-
-    def skip(place: int) -> int:
-        space = _SPACE.match(text, place)
-        assert space is not None
-        return space.end()
-
-    found = []
-    start = skip(skip(0) + 1)  # after the brace
-    while text[start] != "}":
-        name, end = _DECODER.raw_decode(text, start)
-        _, end = _DECODER.raw_decode(text, skip(skip(end) + 1))  # after the colon
-        found.append((name, text[start:end]))
-        start = skip(end)
-        start = skip(start + 1) if text[start] == "," else start
-    return found
+    if "reward" in row and isinstance(given, dict) and given and given.keys() <= set(VERDICT):
+        row = {**{name: value for name, value in row.items() if name not in VERDICT}, **given}
+    kind = type(row.get("completion"))
+    return row, "" if kind is str else f"`completion` must be a string, got {kind.__name__}"
 
 
 def _job(task: Task, row: dict[str, Any], number: int) -> Job:
@@ -202,10 +146,8 @@ def _verdict(result: Reward | Failure) -> dict[str, Any]:
     return {"reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
 
 
-def _written(texts: Sequence[tuple[str, str]], verdict: Mapping[str, Any]) -> str:
+def _written(fields: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
     """The row with its verdict; the row's own values under the verdict's names move to `given`."""
-    members = [*(text for name, text in texts if name not in VERDICT), json_text(verdict)[1:-1]]
-    given = [text for name, text in texts if name in VERDICT]
-    if given:
-        members.append(f'"{GIVEN}": {{{", ".join(given)}}}')
-    return f"{{{', '.join(members)}}}"
+    given = {name: value for name, value in fields.items() if name in VERDICT}
+    others = {name: value for name, value in fields.items() if name not in VERDICT}
+    return json.dumps({**others, **verdict, **({GIVEN: given} if given else {})})

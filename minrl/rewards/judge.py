@@ -4,8 +4,10 @@
                      Score: 7
     ->               part `judge` = 0.7, reward = (1 - w) task + w judge, with w = --judge-weight
 
-The last line of the reply must be `Score: N` with N from 0 to 10, and no other line may begin so. Anything else (no
-score, two scores, one out of range, a truncated reply, a failed server) makes the rollout unscorable, never 0.
+The last line of the reply must be `Score: N` with N from 0 to 10, whatever markup is around it, and all lines of this
+form must agree. Whatever else a completion brings about scores 0, and the part `judge_failed` is 1: no score or two
+different ones, a truncated reply, a completion that the server's filter refuses or that its context cannot hold. Only a
+server that does not answer leaves the rollout unscorable.
 
 The judged text stands between marks that contain its hash, which no text can contain in advance. What a chat template
 could take for a mark of its own, such as `<|im_end|>`, is broken in it by a space, whatever the judge's tokenizer is.
@@ -16,6 +18,7 @@ import hashlib
 import json
 import random
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,10 +27,10 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import JudgeConfig
-from minrl.rewards.chat_client import ChatClient
+from minrl.rewards.chat_client import ChatClient, ChatRefusal
 from minrl.rewards.reply_cache import ReplyCache
 from minrl.tasks import Task
-from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, UserError
+from minrl.types import Episode, Example, Job, Mistake, Prompt, Reward, Turn, UserError
 from minrl.utils.text import digest_of, stable_text, unmarked
 
 BEST = 10
@@ -50,7 +53,9 @@ How good is the completion as an answer to the prompt? The reference says what i
 
 {completion}"""
 
-_SCORE = re.compile(rf"Score: ({BEST}(?:\.0+)?|[0-9](?:\.[0-9]+)?)")
+_NUMBER = rf"({BEST}(?:\.0+)?|[0-9](?:\.[0-9]+)?)(?: ?/ ?{BEST})?\.?"
+_SCORE = re.compile(rf"(?:[\w ]{{1,30}} )?score ?[:=] ?{_NUMBER}", re.IGNORECASE)
+_MARKUP = re.compile(r"[*_`#>~|\"'\[\]]|^ *[-+•] ")
 _PLACEHOLDER = re.compile(r"\{(prompt|reference|completion)\}")
 
 
@@ -74,12 +79,15 @@ class Judge:
         self._cache = ReplyCache(config.judge_cache, has_score)
 
     def reward(self, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Reward:
-        """The task's reward with the judge's part. Raises `ChatError` and `JudgeError` where there is no score."""
+        """The task's reward with the judge's part. Raises `ChatError` where the server does not answer."""
         messages = self._messages(prompt, completion, reference(example))
         asked = [self._client.base_url, self.config.judge_model, self._sampling, messages]
         key = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
         reply = self._cache.reply(key, lambda: self._ask(messages))
-        return with_part(reward, parse_score(reply), self.config.judge_weight)
+        try:
+            return with_part(reward, parse_score(reply), self.config.judge_weight)
+        except JudgeError:  # the completion's doing, and a reward of none would be better than a bad one
+            return with_part(reward, 0.0, self.config.judge_weight, failed=True)
 
     def require_server(self) -> None:
         """Check that the server answers and lists the judge, without a completion. Raises `UserError` if not."""
@@ -107,8 +115,11 @@ class Judge:
         return {"temperature": temperature if temperature >= 0 else None, "max_tokens": self.config.judge_max_tokens}
 
     def _ask(self, messages: list[dict[str, str]]) -> str:
-        """The judge's reply. A truncated or withheld one becomes its finish reason, which has no score."""
-        [reply] = self._client.complete(messages, **self._sampling)
+        """The judge's reply. One that was truncated, withheld or refused becomes the reason, which has no score."""
+        try:
+            [reply] = self._client.complete(messages, **self._sampling)
+        except ChatRefusal as error:
+            return f"[{error.kind}]"
         return reply.text if reply.finish_reason == "stop" else f"[{reply.finish_reason}]"
 
     def _messages(self, prompt: Prompt | None, completion: str, known: str) -> list[dict[str, str]]:
@@ -120,7 +131,7 @@ class Judge:
         def block(match: re.Match[str]) -> str:
             name = match[1]
             if texts[name] is None:
-                raise JudgeError(f"the row lacks `{name}`, which the judge is shown")
+                raise Mistake(f"the row lacks `{name}`, which the judge is shown")
             return f"<<< {name} {mark}\n{texts[name]}\n>>> {name} {mark}"
 
         asked = _PLACEHOLDER.sub(block, self.config.judge_prompt or PROMPT)
@@ -133,18 +144,25 @@ def asked_by(config: JudgeConfig) -> str:
 
 
 def parse_score(reply: str) -> float:
-    """The score of a reply, in [0, 1]. Raises `JudgeError` unless there is exactly one, in the last line.
+    """The score of a reply, in [0, 1]. Raises `JudgeError` unless its last line is one, and no other line differs.
 
     >>> parse_score("It is right. Score: 1 would be unfair.\\nScore: 8.5")
     0.85
     """
-    lines = [line.strip() for line in reply.split("\n") if line.strip()] or [""]
-    match, shown = _SCORE.fullmatch(lines[-1]), lines[-1][:80]
-    if match is None:
-        raise JudgeError(f"the judge's last line must be `Score: N`, N from 0 to {BEST}, got {shown!r}")
-    if sum(line.casefold().startswith("score:") for line in lines) > 1:
-        raise JudgeError(f"the judge must give one score, got several lines such as {shown!r}")
-    return float(match[1]) / BEST
+    lines = list(filter(None, map(_plain, reply.split("\n")))) or [""]
+    scores = {float(match[1]) for match in map(_SCORE.fullmatch, lines) if match}
+    if not _SCORE.fullmatch(lines[-1]):
+        raise JudgeError(f"the judge's last line must be `Score: N`, N from 0 to {BEST}, got {lines[-1][:80]!r}")
+    others = [line for line in lines if line.casefold().startswith("score:") and not _SCORE.fullmatch(line)]
+    if others or len(scores) > 1:
+        raise JudgeError(f"the judge must give one score, got {others[:3] or sorted(scores)}")
+    return scores.pop() / BEST
+
+
+def _plain(line: str) -> str:
+    """A line without markup and letters that cannot be seen."""
+    line = "".join(letter for letter in unicodedata.normalize("NFKC", line) if unicodedata.category(letter) != "Cf")
+    return " ".join(_MARKUP.sub("", line).split())
 
 
 def has_score(reply: str) -> bool:
@@ -155,21 +173,21 @@ def has_score(reply: str) -> bool:
     return False
 
 
-def with_part(reward: Reward, score: float, weight: float) -> Reward:
+def with_part(reward: Reward, score: float, weight: float, failed: bool = False) -> Reward:
     """The weighted mean of the task's reward and the judge's score, with both as the parts `task` and `judge`.
 
     It is at its maximum only if both are, and in [0, 1] if the task's reward is.
 
     >>> judged = with_part(Reward(0.5, {"format": 1.0}), 1.0, weight=0.2)
     >>> round(judged.value, 6), judged.maximum, dict(judged.parts)
-    (0.6, 1.0, {'format': 1.0, 'task': 0.5, 'judge': 1.0})
+    (0.6, 1.0, {'format': 1.0, 'task': 0.5, 'judge': 1.0, 'judge_failed': 0.0})
     """
-    taken = {"task", "judge"} & set(reward.parts)
+    taken = {"task", "judge", "judge_failed"} & set(reward.parts)
     if taken:
         raise UserError(f"a task that is judged can have no part named {' and '.join(sorted(taken))}")
     maximum = (1 - weight) * reward.maximum + weight
     missing = (1 - weight) * (reward.maximum - reward.value) + weight * (1 - score)
-    parts = {**reward.parts, "task": reward.value, "judge": score}
+    parts = {**reward.parts, "task": reward.value, "judge": score, "judge_failed": float(failed)}
     full = reward.full and (score == 1 or weight == 0)
     return Reward(maximum - missing, parts, maximum, full)
 
@@ -177,7 +195,7 @@ def with_part(reward: Reward, score: float, weight: float) -> Reward:
 def judged(task: Task, judge: Judge | None) -> Task:
     """The task with the judge's part in its rewards; the task itself without a judge.
 
-    Frozen roles are not judged. Without a score all roles of the episode are unscorable.
+    Frozen roles are not judged. Where the server does not answer, all roles of the episode are unscorable.
     """
     return task if judge is None else replace(task, episode=partial(_episode, task, judge))
 

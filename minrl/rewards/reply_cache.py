@@ -1,11 +1,10 @@
-"""A cache of paid replies: a JSONL file by key, to which several processes may append.
+"""A cache of paid replies: a table of sqlite3, which threads and processes may share.
 
-The first reply for a key is final, even if two processes ask at the same time. A reply is used only after its line is
-in the file, so a resumed run gets the replies it got before. A line that a kill cut off is skipped.
+The first reply for a key is final, even if two processes ask at the same time. A reply is used only once it is in the
+file, so a resumed run gets the replies it got before.
 """
 
-import fcntl
-import json
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,36 +12,40 @@ from threading import Lock
 
 from minrl.types import UserError
 
-BEGINNING = b'{"key": "'
-"""The beginning of each line, which distinguishes a torn line from a file of another kind."""
+HEADER = b"SQLite format 3\0"
+BUSY_S = 60.0
+"""How long another process may hold the file."""
 
 
 class ReplyCache:
-    """Replies by key, safe for threads and processes. With an empty path they are kept in memory only.
+    """Replies by key. With an empty path they are kept in memory only.
 
     A reply that is not `worth_keeping` is returned and not cached.
     """
 
     def __init__(self, path: str, worth_keeping: Callable[[str], bool] = lambda reply: True) -> None:
-        self.path, self._worth_keeping = path, worth_keeping
-        self._replies: dict[str, str] = {}
+        self._worth_keeping, self._lock = worth_keeping, Lock()
         self._asked: dict[str, Future[str]] = {}
-        self._read_bytes, self._lock = 0, Lock()
-        if path:
-            try:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the cache lives
-            except OSError as error:
-                raise UserError(f"cannot open the cache of replies {path}: {error.strerror}") from error
-            self._read_lines()
+        file = Path(path)
+        try:
+            if path:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            if path and file.exists() and file.read_bytes()[: len(HEADER)] not in (b"", HEADER):
+                raise UserError(f"{path} is no cache of replies: name another file, which is made where it is missing")
+            self._table = sqlite3.connect(path or ":memory:", BUSY_S, isolation_level=None, check_same_thread=False)
+            self._table.execute("PRAGMA synchronous = OFF")  # what is written survives the process, if not the machine
+            self._table.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply BLOB NOT NULL)")
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(f"cannot open the cache of replies {path}: {error}") from error
 
     def reply(self, key: str, ask: Callable[[], str]) -> str:
         """The cached reply, else the result of `ask`, which threads with the same key share. Its errors are raised and
         not cached.
         """
         with self._lock:
-            if key in self._replies:
-                return self._replies[key]
+            known = self._known(key)
+            if known is not None:
+                return known
             asked = self._asked.get(key)
             if asked is None:
                 mine = self._asked[key] = Future()
@@ -60,41 +63,22 @@ class ReplyCache:
 
     def close(self) -> None:
         """Close the file."""
-        if self.path:
-            self._file.close()
+        self._table.close()
+
+    def _known(self, key: str) -> str | None:
+        found = self._table.execute("SELECT reply FROM replies WHERE key = ?", [key]).fetchone()
+        reply = found[0].decode(errors="surrogatepass") if found else None
+        return reply if reply is not None and self._worth_keeping(reply) else None
 
     def _kept(self, key: str, reply: str) -> str:
         """Write the reply, unless another process wrote one first; returns the final reply."""
         if not self._worth_keeping(reply):
             return reply
-        line = BEGINNING + json.dumps(key).encode()[1:] + b', "reply": ' + json.dumps(reply).encode() + b"}\n"
         with self._lock:
-            if self.path:
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-                try:
-                    torn = self._read_lines()
-                    if key not in self._replies:
-                        self._file.write(b"\n" + line if torn else line)
-                finally:
-                    fcntl.flock(self._file, fcntl.LOCK_UN)
-            return self._replies.setdefault(key, reply)
-
-    def _read_lines(self) -> bool:
-        """Read the lines added since the last call. Whether the last one lacks its end."""
-        self._file.seek(self._read_bytes)
-        added = self._file.read()
-        *_, rest = lines = added.split(b"\n")
-        for line in filter(None, lines):
-            self._take(line)
-        self._read_bytes += len(added) - len(rest)
-        return bool(rest)
-
-    def _take(self, line: bytes) -> None:
-        if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
-            raise UserError(f"{self.path} is no cache of replies: name another file, which is made where it is missing")
-        try:
-            entry = json.loads(line)
-        except ValueError:  # torn: the reply was never used
-            return
-        if self._worth_keeping(entry["reply"]):
-            self._replies.setdefault(entry["key"], entry["reply"])
+            self._table.execute("BEGIN IMMEDIATE")
+            known = self._known(key)
+            if known is None:
+                data = reply.encode(errors="surrogatepass")
+                self._table.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", [key, data])
+            self._table.execute("COMMIT")
+        return reply if known is None else known

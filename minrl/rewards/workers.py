@@ -5,9 +5,10 @@ the other jobs continue.
 
 `begin` starts a job while its caller does something else, such as sampling further completions; `run` waits.
 
-A `Grader` whose worker was lost runs once more, alone in a new worker. If that is lost too, and a further one is well,
-it was the completion's doing: the result is what the grader pays then. A job that computed for half of its deadline has
-no second run, because no other process can have spent its processor time. Jobs that are no graders fail.
+A `Grader` whose worker was lost runs once more, in a new worker; all such runs together take one deadline more at
+most. If that is lost too, and a further one is well, it was the completion's doing: the result is what the grader
+pays then. A job that computed for half of its deadline has no second run, because no other process can have spent its
+processor time. One that no time was left for fails, as jobs that are no graders do.
 """
 
 import time
@@ -30,6 +31,9 @@ from minrl.utils.processor import cpu_cores
 
 LONGEST_WAIT_S = 3600.0
 """Longest single wait: the system refuses one of a month."""
+
+NO_SECOND_RUN = "it missed its deadline, and no time was left for a second run"
+"""The reason of a job that failed for its time alone."""
 
 
 class Workers:
@@ -102,11 +106,7 @@ class Workers:
         asked = self._take(jobs)
         _run_here([one for one in asked if one.job.cheap and not one.there])
         self._work(len(asked), report)
-        results = [one.wait() for one in asked]
-        return [
-            self._second(job, result) if isinstance(result, Lost) else result
-            for job, result in zip(jobs, results, strict=True)
-        ]
+        return self._second(jobs, [one.wait() for one in asked])
 
     def _take(self, jobs: Sequence[Job]) -> list[Begun]:
         """Each job on its way, those that were begun and new ones. Nothing else is from now on."""
@@ -163,29 +163,45 @@ class Workers:
         grader: object = job.function
         return max(self.deadline_s, grader.seconds) if isinstance(grader, Grader) else self.deadline_s
 
-    def _second(self, job: Job, lost: Lost) -> Any:  # noqa: ANN401 - whatever the job returned
-        """The result of a job whose worker was lost: a grader's second run, or what it pays for the loss."""
-        grader: object = job.function
-        if not isinstance(grader, Grader):
-            return Failure(lost.reason)
-        result: Any = lost if lost.blamed else self._alone(job)
-        if not isinstance(result, Lost):
-            return result
-        if isinstance(self._alone(Job(int)), Failure):  # the machine is not well
-            return Failure(result.reason)
-        if not self._said:
-            logger.warning(f"a completion broke its grader, and is paid the task's worst: {result.reason}")
-        self._said = True
-        return grader.otherwise(result.end)
+    def _second(self, jobs: Sequence[Job], results: list[Any]) -> list[Any]:
+        """The results, with those of second runs, or what is paid, in place of those whose worker was lost."""
+        lost = [number for number, result in enumerate(results) if isinstance(result, Lost)]
+        graders = [number for number in lost if isinstance(jobs[number].function, Grader)]
+        again = [number for number in graders if not results[number].blamed]
+        found = dict(enumerate(results)) | dict(zip(again, self._again([jobs[n] for n in again]), strict=True))
+        broken = [number for number in graders if isinstance(found[number], Lost)]
+        well = not broken or not isinstance(self._again([Job(int)])[0], Failure)  # whether the machine is
+        for number in lost:
+            result, grader = found[number], jobs[number].function
+            if number in broken and well:
+                found[number] = grader.otherwise(result.end)  # type: ignore[attr-defined]
+                if not self._said:
+                    logger.warning(f"a completion broke its grader, and is paid the task's worst: {result.reason}")
+                self._said = True
+            elif isinstance(result, Lost):
+                found[number] = Failure(result.reason)
+        return list(found.values())
 
-    def _alone(self, job: Job) -> Any:  # noqa: ANN401 - whatever the job returned
-        """The result of a job in a new worker, while no other job runs."""
-        begun = Begun(job)
+    def _again(self, jobs: Sequence[Job]) -> list[Any]:
+        """The results of jobs in new workers, together, for no longer than one deadline: those that were to start at
+        once have all of theirs, and what has not ended then fails.
+        """
+        started, longest_s = time.monotonic(), max(map(self._deadline_s, jobs), default=0.0)
         idle, self._idle = self._idle, []
-        self._queue.append(begun)
-        self._work(1, lambda _: None)
+        asked = [Begun(job) for job in jobs]
+        self._queue.extend(asked)
+        while self._queue or self._busy:
+            left_s = started + longest_s - time.monotonic()
+            if left_s <= 0 and all(one.there for one in asked[: self.count]):
+                break
+            self._hand_out(self.count)
+            self._collect(left_s if left_s > 0 else LONGEST_WAIT_S)
+        self._keep([])
         self._idle += idle
-        return begun.wait()
+        for one in asked:
+            if not one.there:
+                one.end(Failure(NO_SECOND_RUN))
+        return [one.wait() for one in asked]
 
     def _next_worker(self) -> Worker:
         """An idle worker that is still alive, or a new one."""

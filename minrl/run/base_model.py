@@ -20,10 +20,9 @@ from loguru import logger
 
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
-from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout
+from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout, text_of
+from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.messages import text_of
-from minrl.models.processes import Processes
 from minrl.models.scoring import score
 from minrl.optimizer import clipped_step
 from minrl.policy import Policy, as_policy

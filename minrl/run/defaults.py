@@ -2,9 +2,9 @@
 
 Defaults follow from the number of weights and the kind of device: never from timing, so that they repeat.
 
-Learning rates of reinforcement learning: 3e-4 for the million weights of MinRL's own base model (LOG.md), 2e-5 for
-SmolLM2-135M, which 1e-6 hardly moves in twelve steps, and above, where it cannot be measured on a processor, the 1e-6
-of DeepSeekMath (arXiv:2402.03300, section 4.2), DAPO (arXiv:2503.14476, section 4.1), TinyZero (0.5B to 3B),
+Learning rates of reinforcement learning: 3e-4 for the million weights of MinRL's own base model (docs/lessons.md), 2e-5
+for SmolLM2-135M (docs/benchmarks.md, two tasks), and above, where it cannot be measured on a processor, the
+1e-6 of DeepSeekMath (arXiv:2402.03300, section 4.2), DAPO (arXiv:2503.14476, section 4.1), TinyZero (0.5B to 3B),
 nano-aha-moment (3B) and TRL's GRPOConfig. Fine-tuning takes 2e-5, as TRL's SFTConfig. Adapters take about ten times the
 rate of all weights (Schulman et al. 2025, "LoRA Without Regret", thinkingmachines.ai/blog/lora; QLoRA,
 arXiv:2305.14314, appendix B.2).

@@ -20,6 +20,8 @@ CONFIG, SUMMARY, METRICS, FINGERPRINTS = "config.json", "summary.json", "metrics
 EVAL_BEFORE = "eval_before.json"
 """The held-out figures before the first step."""
 ROLLOUTS = "rollouts"
+ROLLOUT_SCHEMA = 2
+"""Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 OWNER = "run.json"
 """The file beside the checkpoints that names the run."""
 AT_BEST = "@best"

@@ -24,13 +24,11 @@ from minrl.engines import CACHE_GIB, Engine, takes_vllm
 from minrl.engines.decoders import has_own_decoder
 from minrl.engines.torch_engine import footprint
 from minrl.evaluation import evaluations_after, samples_of
-from minrl.models.activations import LARGEST_SHARE, layers_of
 from minrl.models.cpu import resident_bytes
 from minrl.models.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of, with_adapters
-from minrl.models.method import method_of
-from minrl.models.scoring import sampled_rollout
+from minrl.models.scoring import LARGEST_SHARE, method_of, sampled_rollout
 from minrl.models.sharding import master_weights
-from minrl.models.text import decoder_of
+from minrl.models.text import decoder_of, layers_of
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout

@@ -18,7 +18,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import ENDS, TaskOptions, TrainerConfig, with_absolute_paths
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 from minrl.run.checkpoint import STATE, by_step, damage, newest_complete, step_of
 from minrl.run.defaults import full_name
 from minrl.run.folder import CONFIG, RunFolder, model_folder

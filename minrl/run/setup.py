@@ -19,10 +19,10 @@ from minrl.config import ModelConfig, TrainerConfig
 from minrl.engines import Engine, make_engine, takes_vllm
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluation import evaluate
+from minrl.models.distributed import Processes
 from minrl.models.launch import place
 from minrl.models.loading import load_model
 from minrl.models.lora import Adapters, adapted_layers, base_of, fold_in, require_peft
-from minrl.models.processes import Processes
 from minrl.models.shape import shape_of
 from minrl.models.sharding import fill, shard
 from minrl.models.templates import settle_template

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from minrl.config import ANSWER, TrainerConfig
-from minrl.models.messages import text_of
+from minrl.models.chat import text_of
 from minrl.policy import Policy
 from minrl.run.base_model import PROMPTS_READ, check_words, prompts_read
 from minrl.tasks import Task

@@ -7,7 +7,7 @@ TYPE_CHECKING = False  # as `typing` has it, whose import each call would pay fo
 if TYPE_CHECKING:
     from typing import Any
 
-FACE = ("Call", "Limits", "Outcome", "SandboxError", "describe", "python", "run", "run_all")
+FACE = ("Call", "Limits", "Outcome", "SandboxError", "describe", "python", "run")
 
 
 def __getattr__(name: str) -> "Any":  # noqa: ANN401 - what the module has

@@ -15,60 +15,126 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
 
-from minrl.sandbox import cgroup, landlock
-from minrl.sandbox import filter as sandbox_filter
-from minrl.sandbox.call import LEVEL_VARIABLE as LEVEL_VARIABLE
-from minrl.sandbox.call import LEVELS as LEVELS
-from minrl.sandbox.call import Call as Call
-from minrl.sandbox.call import Limits as Limits
-from minrl.sandbox.call import Outcome as Outcome
-from minrl.sandbox.call import SandboxError as SandboxError
-from minrl.sandbox.call import SandboxLate as SandboxLate
+from minrl.sandbox import seccomp, walls
 from minrl.types import UserError, require
 from minrl.utils.files import private_folder
-from minrl.utils.processor import cpu_cores
 
-PATIENCE = (1, 2, 4)
+Status = Literal["ok", "error", "timeout", "memory", "output"]
+LEVELS = {
+    "bubblewrap": "bubblewrap: no network, no processes but its own, no files but the system's programs, read-only",
+    "namespaces": "own namespaces: no network, no processes but its own, no files but the system's programs, read-only",
+    "limits": "limits alone: killed, limited and cut off from most files, but it sees other processes",
+}
+"""The levels, the strongest first, with what each gives."""
+LEVEL_VARIABLE = "MINRL_SANDBOX_LEVEL"
+"""The environment variable by which a run gives its level to its workers."""
 START_S = 60.0
 """Seconds until the walls must stand. A call's own seconds count from then."""
-GRACE_S, TIDY_S = 150.0, 1.0
-"""Seconds for killing what runs, more than `process.KILL_S`, and for which a call waits until its files are removed."""
+TRIAL_S = 240.0
+"""Seconds for the walls of a trial, and for its command."""
+GRACE_S = 150.0
+"""Seconds for killing what runs, more than `process.KILL_S`, and for removing what it made."""
 START = "import sys; sys.path.append(sys.argv[1]); from minrl.sandbox.process import main; main(int(sys.argv[2]))"
 INTERPRETER = [path for name in ("bin", "lib", "lib64") if (path := Path(sys.base_prefix) / name).exists()]
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
+class SandboxError(RuntimeError):
+    """The sandbox itself failed, so nothing is known about the code. A reward that raises it is unscorable."""
+
+
+class SandboxLate(SandboxError):
+    """The walls did not stand in time, as on a machine that is busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one call may use."""
+
+    wall_s: float = 10.0
+    """Seconds from start to end."""
+    cpu_s: float = 10.0
+    """Seconds of processor time, for each process; rounded up to whole ones."""
+    memory_mib: int = 1024
+    """Address space of each process, and what all of them hold together."""
+    file_mib: int = 64
+    """Size of each file; of all files together where they lie in memory (every level but `limits`)."""
+    processes: int = 64
+    """Processes and threads at a time."""
+    output_bytes: int = 65536
+    """Of standard output and of standard error, each. A command that writes more is killed."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            require(value > 0, f"{name} must be above 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command and its inputs. `channel` is a descriptor of ours that becomes the command's descriptor 3."""
+
+    command: Sequence[str]
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    stdin: bytes = b""
+    readable: Sequence[str | Path] = ()
+    writable: Sequence[str | Path] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    channel: int = -1
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            parts = PurePosixPath(name).parts
+            if not parts or name != "/".join(parts) or ".." in parts or "\0" in name or name.startswith("/"):
+                raise ValueError(f"a file's name must be a plain relative path, got {name!r}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended: `ok` with exit status 0, `error` with another one or a signal (negative, as in `subprocess`),
+    else the limit that was exceeded. `stdout` and `stderr` are cut at `output_bytes`.
+    """
+
+    status: Status
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    processor_s: float = 0.0
+    """Seconds of processor time of what still ran when a limit was exceeded."""
+
+    @property
+    def text(self) -> str:
+        """Standard output as text, with invalid UTF-8 replaced."""
+        return self.stdout.decode(errors="replace")
+
+
 class Running:
     """A started call. `result()` waits for its end, `cancel()` kills it; both leave nothing behind."""
 
-    _tidying: ClassVar[list[subprocess.Popen[bytes]]] = []
-    """Those that have answered and still remove what their command made."""
-
     def __init__(self, call: Call, level_name: str, start_s: float) -> None:
-        self._tidying[:] = [process for process in self._tidying if process.poll() is None]
         try:
             message = marshal.dumps({**_message(call, level_name), "start_s": start_s})
         except OSError as error:
             raise SandboxError(str(error)) from error
         ours, theirs = socket.socketpair()
-        passed = [theirs.fileno()] + ([call.channel] if call.channel >= 0 else [])
         self._longest_s = start_s + call.limits.wall_s + GRACE_S
-        self._connection, self._answered = ours, False
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", START, ROOT, str(theirs.fileno())],
-            pass_fds=passed,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={},
-            start_new_session=True,  # it outlives a kill of our process group, and cleans up
-        )
-        theirs.close()
+        self._connection = ours
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", START, ROOT, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()] + ([call.channel] if call.channel >= 0 else []),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                start_new_session=True,  # it outlives a kill of our process group, and cleans up
+            )
         try:
             ours.sendall(message)
         except OSError as error:
@@ -81,7 +147,6 @@ class Running:
         try:
             with self._connection.makefile("rb") as stream:
                 answer = marshal.load(stream)
-            self._answered = True
         except (EOFError, OSError) as error:
             raise SandboxError(f"the sandbox's process died ({type(error).__name__} {error})") from error
         finally:
@@ -92,14 +157,11 @@ class Running:
         return Outcome(**answer)
 
     def cancel(self) -> None:
-        """Kill whatever still runs and wait for its end."""
+        """Kill whatever still runs, remove its files and wait for the end of both."""
         self._connection.close()
         try:
-            self._process.wait(timeout=TIDY_S if self._answered else GRACE_S)
+            self._process.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
-            if self._answered:
-                self._tidying.append(self._process)
-                return
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
@@ -118,7 +180,6 @@ def _message(call: Call, level_name: str) -> dict[str, object]:
         "environment": dict(call.environment),
         "channel": call.channel,
         "level": level_name,
-        "cgroup": _cgroup()[0],
         # Root's calls must all lock their slots in one place, whatever TMPDIR says: the slots decide the uids, and two
         # calls with one uid would kill each other.
         "folder": str(private_folder(common / f"minrl-sandbox-{os.geteuid()}")),
@@ -144,13 +205,6 @@ def run(
     return start(Call(command, files or {}, limits or Limits(), stdin, readable, writable, environment or {})).result()
 
 
-def run_all(calls: Sequence[Call], at_once: int = 0, level_name: str = "") -> list[Outcome]:
-    """Run calls in parallel, `at_once` at a time (0: one per usable core). The outcomes come in order."""
-    chosen = level_name or level()
-    with ThreadPoolExecutor(at_once or cpu_cores()) as threads:
-        return list(threads.map(lambda call: start(call, chosen).result(), calls))
-
-
 def level() -> str:
     """The name of the strongest level that works on this machine. The processes that this one starts have the same."""
     require(sys.platform == "linux", f"untrusted code needs Linux, whose walls it runs behind: this is {sys.platform}")
@@ -165,33 +219,29 @@ def level() -> str:
     return working
 
 
+def require_one_level(found: Sequence[str]) -> None:
+    """The processes of a run find their levels themselves: rewards under different walls cannot be compared."""
+    levels = [name for name in LEVELS if name in found]
+    require(
+        len(levels) < 2,
+        f"the processes of the run have different levels of the sandbox, {' and '.join(levels)}: start all of them "
+        f"with {LEVEL_VARIABLE}={(levels or [''])[-1]}, or make the stronger one work on every machine",
+    )
+
+
 def describe() -> str:
     """One line for the user: the walls around untrusted code on this machine."""
     chosen = level()
     reason = _unavailable(chosen)
     require(not reason, f"the sandbox's level {chosen!r} ({LEVEL_VARIABLE}) does not work here: {reason}")
-    walls = f"untrusted code runs under {LEVELS[chosen]}"
-    warnings = [text for holds, text in _warnings(chosen) if holds]
-    folder, problem = _cgroup()
-    counted = "a control group counts all memory" if folder else ""
-    unused = f"no control group counts its memory, as none could be made: {problem}" if problem else ""
-    return "; ".join(filter(None, [walls, *warnings, counted, unused]))
-
-
-def _warnings(chosen: str) -> Iterator[tuple[bool, str]]:
-    limits, filtered, ruled = chosen == "limits", sandbox_filter.exists(), landlock.version() > 0
-    yield limits and not filtered, "it may open sockets, since this machine has no filter of system calls"
-    yield limits and not ruled, "it is NOT cut off from files that others may read, since this kernel has no Landlock"
-    yield (
-        limits and not ruled and os.geteuid() != 0,
-        "as you are not root it may change YOUR files and kill your processes: install bubblewrap",
-    )
-
-
-@functools.cache
-def _cgroup() -> tuple[str, str]:
-    """The folder of the calls' control groups, or none and why."""
-    return cgroup.place()
+    said = [f"untrusted code runs under {LEVELS[chosen]}"]
+    if chosen == "limits" and not seccomp.exists():
+        said.append("it may open sockets, since this machine has no filter of system calls")
+    if chosen == "limits" and not walls.landlock_version():
+        said.append("it is NOT cut off from files that others may read, since this kernel has no Landlock")
+        if os.geteuid() != 0:
+            said.append("as you are not root it may change YOUR files and kill your processes: install bubblewrap")
+    return "; ".join(said)
 
 
 @functools.cache
@@ -201,20 +251,17 @@ def _unavailable(name: str) -> str:
 
 
 def _trial(command: Sequence[str], level_name: str) -> str:
-    """Why a command that should print 42 does not; empty if it does. A late one is tried again and given more time:
-    that the machine is busy says nothing about the command, and must not choose a weaker level.
+    """Why a command that should print 42 does not; empty if it does. It has much time: that the machine is busy says
+    nothing about the command, and must not choose a weaker level.
     """
-    for patience in PATIENCE:
-        call = Call(command, limits=Limits(wall_s=10.0 * patience, cpu_s=10.0 * patience))
-        try:
-            outcome = start(call, level_name, START_S * patience).result()
-        except SandboxLate:
-            continue
-        except SandboxError as error:
-            return str(error)
-        if outcome.status != "timeout":
-            return "" if outcome.stdout == b"42\n" else f"a trial run gave {outcome}"
-    raise UserError(f"{len(PATIENCE)} trials of the sandbox ({level_name}) were late: the machine is too busy to tell")
+    late = f"a trial of the sandbox ({level_name}) was late: the machine is too busy to tell"
+    try:
+        outcome = start(Call(command, limits=Limits(wall_s=TRIAL_S, cpu_s=TRIAL_S)), level_name, TRIAL_S).result()
+    except SandboxError as error:
+        require(not isinstance(error, SandboxLate), late)
+        return str(error)
+    require(outcome.status != "timeout", late)
+    return "" if outcome.stdout == b"42\n" else f"a trial run gave {outcome}"
 
 
 def python(level_name: str = "") -> tuple[str, ...]:

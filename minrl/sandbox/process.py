@@ -1,54 +1,139 @@
 """The process that watches one call of untrusted code: `minrl.sandbox` starts one for each call.
 
 It reads the call, starts the command inside the level's walls, collects its output, and kills everything when the
-command ends, exceeds a limit, or the caller is gone. It reaps all orphans below it before it answers, and removes what
-the command made after that. It is a separate process so that the caller's death leaves nothing behind, and it imports
-little because each call pays for its start: no `typing`, `re` or `subprocess`.
+command ends, exceeds a limit, or the caller is gone. It reaps all orphans below it, answers, and removes what the
+command made. It is a separate process so that the caller's death leaves nothing behind, and it imports little because
+each call pays for its start: no `typing`, `re` or `subprocess`.
 """
 
+import fcntl
 import marshal
 import os
 import select
 import signal
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 
-from minrl.sandbox import landlock
 from minrl.sandbox import walls as walls
-from minrl.sandbox.cgroup import Group
-from minrl.sandbox.files import LIBC, MAX_FILES, MIB, WORK, Call
-from minrl.sandbox.slot import Slot, kill_uid
-from minrl.sandbox.usage import descendants, files_made, pieces_held
+from minrl.sandbox.walls import LIBC, MAX_FILES, MIB, WORK, Call
 from minrl.utils.processor import processor_s
 
 TICK_S = 0.05
 """Seconds between two looks at what a call holds."""
-LOOK_S, LOOK_AT_ONE_S = 0.25, 0.01
-"""Processor time of a look, and more for each process allowed, as 256 open files take. Who needs more holds too much:
-an open file with many locks may take seconds.
-"""
 KILL_S = 120.0
-"""Seconds that killed processes may take to exit. Each closes all its files, which takes the kernel long where a file
-has thousands of locks, and longer where the machine is busy.
-"""
+"""Seconds that killed processes may take to exit, which is long where the machine is busy."""
+FIRST_UID, SLOTS = 60578, 606  # systemd's table of uids calls 60578..61183 unused
+COUNTED = ("RssAnon:", "RssShmem:", "VmPTE:", "VmSwap:", "HugetlbPages:")
+"""Lines of /proc/<pid>/status, in KiB. Shared memory counts in each process."""
+DESCRIPTOR = 256 * 2**10
+"""Bytes that count for each open descriptor: about what the kernel keeps for a full socket or pipe."""
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+
+
+class Slot:
+    """A number that no other call on this machine holds. It decides the uid and the directory on the disk. An earlier
+    holder may have been killed: what it left is removed. `folder` is ours alone.
+    """
+
+    def __init__(self, folder: str) -> None:
+        for number in range(SLOTS):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(f"{folder}/{number}.lock", flags, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                os.close(self._lock)
+        else:
+            raise BlockingIOError(f"all {SLOTS} sandboxes of this machine are in use")
+        self.uid = FIRST_UID + number if os.geteuid() == 0 else os.geteuid()
+        self.work = f"{folder}/{number}"
+        self.clean()
+
+    def kill(self) -> None:
+        """Kill every process of this uid at once if it is ours alone: the kernel holds a lock, so no fork escapes."""
+        if self.uid == os.geteuid():
+            return
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setresuid(self.uid, self.uid, self.uid)
+                if os.getresuid() == (self.uid, self.uid, self.uid) and self.uid != 0:
+                    os.kill(-1, signal.SIGKILL)
+            except OSError:
+                pass  # nobody there to kill
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+    def clean(self) -> None:
+        """Kill what runs and remove what was made: it may be closed to its owner, or nested too deep for Python."""
+        self.kill()
+        if os.path.lexists(self.work):
+            if os.geteuid() != 0:
+                os.spawnv(os.P_WAIT, "/bin/chmod", ["chmod", "-R", "u+rwX", self.work])
+            os.spawnv(os.P_WAIT, "/bin/rm", ["rm", "-rf", self.work])
+
+
+def children(pid: int) -> Iterator[int]:
+    """The child processes of all threads of a process."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                yield from map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        return  # the process has just ended
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below this one, in however long a chain."""
+    above = [pid]
+    while above:
+        below = list(children(above.pop()))
+        yield from below
+        above += below
+
+
+def held_by(pid: int) -> int:
+    """The bytes of a process's memory that no file backs, and what the kernel may hold behind its descriptors."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            pages = sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
+        return 2**10 * pages + DESCRIPTOR * len(os.listdir(f"/proc/{pid}/fd"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it has just ended
+    except PermissionError:  # its descriptors may not be seen: it may have all of them
+        return 2**10 * pages + DESCRIPTOR * walls.MAX_DESCRIPTORS
+
+
+def files_made(pids: list[int]) -> int:
+    """Files and folders in the call's folder as the processes see it, if it is a file system of its own; else 0."""
+    for pid in pids:
+        root = f"/proc/{pid}/root"
+        try:
+            if os.stat(root + WORK).st_dev != os.stat(root).st_dev:
+                system = os.statvfs(root + WORK)
+                return system.f_files - system.f_ffree
+        except OSError:
+            continue  # it has ended, does not stand within the walls yet, or may not be seen
+    return 0
 
 
 class Watch:
     """One call, from the start of its command until nothing of it is left."""
 
-    def __init__(self, call: Call, slot: Slot, group: Group | None, connection: int) -> None:
-        self.call, self.slot, self.group, self.connection = call, slot, group, connection
+    def __init__(self, call: Call, slot: Slot, connection: int) -> None:
+        self.call, self.slot, self.connection = call, slot, connection
         self.status, self.exit_code = "", 0
         self.output: dict[int, bytearray] = {}
         self.started = self._looked = time.monotonic()
         self.limit_s = call["start_s"]
         self.said = b""
-        self._unfed = memoryview(call["stdin"])
 
     def run(self) -> dict[str, object]:
         """Start, collect, kill, answer."""
-        stdin, stdin_write = os.pipe()
+        stdin = walls.in_memory(self.call["stdin"])
         stdout, stdout_write = os.pipe()
         stderr, stderr_write = os.pipe()
         complaint, complaint_write = os.pipe()
@@ -58,7 +143,7 @@ class Watch:
         walls.forget(self.call, [stdin, stdout_write, stderr_write, complaint_write])
         self.output = {stdout: bytearray(), stderr: bytearray()}
         try:
-            self._collect(stdin_write, complaint)
+            self._collect(complaint)
             used_s = sum((processor_s(pid, children=True) for pid in descendants(os.getpid())), 0.0)
         finally:
             self._kill()
@@ -85,8 +170,6 @@ class Watch:
         """In the child: never returns. An error before the command runs is written to the complaint."""
         try:
             os.setsid()
-            if self.group is not None:
-                self.group.enter()
             self._keep_only([*streams, complaint, self.call["channel"]])
             walls.LAUNCH[self.call["level"]](self.call, self.slot.uid, self.slot.work, [*streams, complaint])
         except BaseException as error:  # the launcher's copy must not go on as a second launcher
@@ -100,34 +183,24 @@ class Watch:
         for last, following in pairwise([*kept, max(kept[-1] + 1, os.sysconf("SC_OPEN_MAX"))]):
             os.closerange(last + 1, following)
 
-    def _collect(self, stdin: int, complaint: int) -> None:
+    def _collect(self, complaint: int) -> None:
         """Serve the pipes until the command ends, a limit is exceeded, or the caller is gone."""
         poll = select.poll()
-        os.set_blocking(stdin, False)
         ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
         for fd in [*self.output, complaint, self.connection, *([ended] if ended >= 0 else [])]:
             poll.register(fd, select.POLLIN)
-        poll.register(stdin, select.POLLOUT)
         tick_s = TICK_S if ended >= 0 else TICK_S / 10
         while not self.status:
             left_s = self.started + self.limit_s - time.monotonic()
             for fd, _ in poll.poll(max(0.0, min(left_s, tick_s)) * 1000):
                 if fd == self.connection:
                     self.status = "abandoned"
-                elif not self._serve(fd, stdin, complaint):
+                elif fd != ended and not (self._hear(fd) if fd == complaint else self._read(fd)):
                     poll.unregister(fd)
             pid, wait_status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.status, self.exit_code = "ended", os.waitstatus_to_exitcode(wait_status)
             self.status = self.status or self._exceeded(left_s)
-
-    def _serve(self, fd: int, stdin: int, complaint: int) -> bool:
-        """Read or write a pipe that is ready. False at its end."""
-        if fd == stdin:
-            return self._feed(stdin)
-        if fd == complaint:
-            return self._hear(complaint)
-        return fd not in self.output or self._read(fd)
 
     def _hear(self, complaint: int) -> bool:
         """Read the report of the start. The command's time counts from when all walls stand."""
@@ -149,29 +222,13 @@ class Watch:
         return ""
 
     def _look(self) -> str:
-        """Count what the processes hold, until it is too much or cannot be counted."""
-        held, give_up = 0, time.thread_time() + LOOK_S + LOOK_AT_ONE_S * self.call["processes"]
+        """Count what the processes hold."""
+        below = list(descendants(os.getpid()))
         try:
-            below = list(descendants(os.getpid()))
-            for piece in pieces_held(below):
-                held += piece
-                if held > self.call["memory_mib"] * MIB or time.thread_time() > give_up:
-                    return "memory"
-                if time.monotonic() > self.started + self.limit_s:
-                    return "timeout"
-            return "memory" if files_made(below, WORK) > MAX_FILES else ""
+            too_much = sum(map(held_by, below)) > self.call["memory_mib"] * MIB or files_made(below) > MAX_FILES
         except OSError:  # by what the program does: no failure of the sandbox, which would leave it without a verdict
-            return "memory"
-
-    def _feed(self, stdin: int) -> bool:
-        """Write what the command takes. Close the pipe at the end, or when the command has closed it."""
-        try:
-            self._unfed = self._unfed[os.write(stdin, self._unfed[:65536]) :]
-        except BrokenPipeError:
-            self._unfed = self._unfed[:0]
-        if not self._unfed:
-            os.close(stdin)
-        return bool(self._unfed)
+            too_much = True
+        return "memory" if too_much else ""
 
     def _read(self, fd: int, to_its_end: bool = False) -> bool:
         """Read what is available, at most a little more than the limit. False at the end of the stream."""
@@ -192,8 +249,7 @@ class Watch:
                     pass
             except ChildProcessError:
                 return
-            if self.slot.uid != os.geteuid():
-                kill_uid(self.slot.uid)
+            self.slot.kill()
             for pid in list(descendants(os.getpid())):
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -208,8 +264,6 @@ class Watch:
         return any(len(read) > self.call["output_bytes"] for read in self.output.values())
 
     def _verdict(self) -> tuple[str, int | None]:
-        if self.status in ("ended", "timeout") and self.group is not None and self.group.exceeded():
-            return "memory", None
         if self.status != "ended":
             return self.status, None
         code = self.exit_code
@@ -222,14 +276,6 @@ class Watch:
         return ("ok" if code == 0 else "error"), code
 
 
-def group_of(call: Call, slot: Slot) -> Group | None:
-    """The call's control group, where there are some. What lies in memory counts as memory there."""
-    if not call["cgroup"]:
-        return None
-    memory_mib = call["memory_mib"] + (call["file_mib"] if call["level"] != "limits" else 0)
-    return Group(call["cgroup"], f"minrl-{os.geteuid()}-{os.path.basename(slot.work)}", memory_mib, call["processes"])
-
-
 def main(connection: int) -> None:
     """Serve the one call that comes over the connection."""
     with open(connection, "rb", closefd=False) as stream:
@@ -239,11 +285,10 @@ def main(connection: int) -> None:
             os.set_inheritable(fd, False)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.umask(0o022)
-    slot = group = None
+    slot = None
     try:
-        slot = Slot(call["folder"], shared=call["level"] == "limits" and not landlock.version())
-        group = group_of(call, slot)
-        answer = Watch(call, slot, group, connection).run()
+        slot = Slot(call["folder"])
+        answer = Watch(call, slot, connection).run()
     except Exception:  # the caller is told that the sandbox failed, not that the code did
         import traceback
 
@@ -253,7 +298,5 @@ def main(connection: int) -> None:
             marshal.dump(answer, stream)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the caller is gone and wants no answer
-    if group is not None:
-        group.remove()
     if slot is not None:
-        slot.clean()  # last: it may take longer than the call did, and is no part of it
+        slot.clean()  # last: it is no part of the call's time

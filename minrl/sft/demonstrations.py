@@ -15,13 +15,14 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.models.chat import as_rollout
-from minrl.models.messages import text_of
+from minrl.models.chat import as_rollout, refuse_images, text_of
 from minrl.policy import Policy
 from minrl.run.base_model import check_words, shown_text
 from minrl.sft.config import SftConfig
 from minrl.tasks import Task
-from minrl.tasks.row_files import read_rows
+from minrl.tasks.checked import is_prompt
+from minrl.tasks.custom import TEMPLATE_COLUMNS
+from minrl.tasks.data import read_rows
 from minrl.tasks.task import is_held_out
 from minrl.types import Prompt, Rollout, UserError, require
 
@@ -87,15 +88,17 @@ def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demons
         *prompt, last = row["messages"]
         if not isinstance(last, dict) or last.get("role") != "assistant":
             raise UserError("`messages` must end with the assistant's")
-        row = {prompt_column: prompt, response_column: last.get("content")}
+        row = {**row, prompt_column: prompt, response_column: [last]}
     elif lacking:
         raise UserError(
             f"a row needs `{prompt_column}` and `{response_column}` (it has {', '.join(row) or 'nothing'}): name its "
             "columns with --prompt-column and --response-column"
         )
-    shown, response = row.get(prompt_column), row.get(response_column)
-    if not isinstance(response, str):
-        raise UserError(f"`{response_column}` must be a string, got {type(response).__name__}")
+    for name in TEMPLATE_COLUMNS:
+        require(
+            not row.get(name), f"`{name}` is not shown to the model: write it into the messages, or rename the column"
+        )
+    shown, response = row.get(prompt_column), _text_of_response(response_column, row.get(response_column))
     if not (isinstance(shown, str) and shown) and not _are_messages(shown):
         raise UserError(
             f"`{prompt_column}` must be a text or a list of messages with `role` and `content`, "
@@ -104,11 +107,26 @@ def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demons
     return Demonstration(shown, response)
 
 
-def _are_messages(prompt: object) -> bool:
-    def is_message(message: object) -> bool:
-        return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+def _text_of_response(column: str, response: Any) -> str:  # noqa: ANN401 - from a file
+    """The text of a response: itself, or that of the assistant's message in a list. What else the message holds is
+    refused by name, because it would not be learned.
+    """
+    if isinstance(response, str):
+        return response
+    if not (_are_messages(response) and len(response) == 1 and response[0]["role"] == "assistant"):
+        raise UserError(f"`{column}` must be a string or a list of one assistant's message, got {response!r:.80}")
+    more = [name for name, value in response[0].items() if value and name not in ("role", "content")]
+    require(not more, f"`{', '.join(more)}` of the assistant's message is not learned: write it into the content")
+    return text_of(response[0])
 
-    return isinstance(prompt, list) and bool(prompt) and all(is_message(message) for message in prompt)
+
+def _are_messages(prompt: object) -> bool:
+    """Whether these are messages of text, which may be in parts."""
+    if not (isinstance(prompt, list) and prompt and is_prompt(prompt)):
+        return False
+    for message in prompt:
+        refuse_images(message)
+    return all(isinstance(message["role"], str) and isinstance(message["content"], str | list) for message in prompt)
 
 
 def choose_rows(rows: Sequence[Rollout], count: int, seed: int, path: str) -> list[Rollout]:

@@ -25,6 +25,7 @@ from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
 from minrl.run.defaults import with_defaults
+from minrl.run.folder import RunFolder
 from minrl.run.run import Program, open_run
 from minrl.run.setup import Parts, assemble, prepare_policy
 from minrl.sampling import draw_examples, every, require_rewards, training_plan
@@ -34,7 +35,7 @@ from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.tasks.checked import refuse_mistakes
 from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
-from minrl.tracking.writers import read_metrics, require_logger
+from minrl.tracking.writers import require_logger
 from minrl.types import Example, Rollout, TrainState
 from minrl.utils.cli import Command
 from minrl.utils.console import Table, activity, print_tables
@@ -183,7 +184,7 @@ def write_samples(
 def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
     """What each round solved, kept and reached, from the run's metrics. Round 0 is the start model."""
     rows: list[dict[str, object]] = []
-    for line in read_metrics(folder):
+    for line in RunFolder(folder).metrics:
         name = f"eval/{task}/"
         row: dict[str, object] = {"round": line["step"]}
         if "expert/kept" in line:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from minrl.rollout import rollout
 from minrl.run.defaults import with_defaults
+from minrl.run.folder import RunFolder
 from minrl.run.run import Program, Run, open_run
 from minrl.run.setup import assemble
 from minrl.sampling import draw_examples, every, tracked_plan
@@ -23,7 +24,7 @@ from minrl.sft.demonstrations import Rows, fingerprint, load_rows, read_demonstr
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
-from minrl.tracking.writers import read_metrics, require_logger
+from minrl.tracking.writers import require_logger
 from minrl.types import TrainState, UserError, require
 from minrl.utils.cli import Command
 from minrl.utils.files import read_json, write_json
@@ -121,7 +122,7 @@ def refuse_other_rows(run: Run, config: SftConfig) -> None:
 def summary_of(run: Run, rows: Rows) -> dict[str, object]:
     """What summary.json has besides the entries of every run."""
     tag = "sft/held_out_loss"
-    losses = {line["step"]: line[tag] for line in read_metrics(run.folder) if tag in line}
+    losses = {line["step"]: line[tag] for line in RunFolder(run.folder).metrics if tag in line}
     return {
         "algorithm": "sft",
         "train_rows": len(rows.train),

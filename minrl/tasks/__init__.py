@@ -6,10 +6,11 @@ import keyword
 import pickle
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar, cast
 
-from minrl.tasks.outside import (
+from minrl.tasks.custom import (
+    NoOptions,
     definition_in_file,
     definition_installed,
     installed_tasks,
@@ -41,7 +42,7 @@ TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
     "TASK",
     {
         "code": "minrl.tasks.code",
-        "code_game": "minrl.tasks.code.game",
+        "code_game": "minrl.tasks.code_game",
         "code_tool": "minrl.tasks.code_tool",
         "countdown": "minrl.tasks.countdown",
         "countdown_3to4": "minrl.tasks.countdown_3to4",
@@ -83,6 +84,7 @@ def load_task(name: str, options: Mapping[str, object] | None = None, data_path:
     chosen = dict(options or {})
     (bare, tool), (own, *_) = split_tool(name), option_keys(name)
     definition = find_definition(bare)
+    tool = tool or definition.tool
     task = definition.make(chosen.get(own) or definition.options(), data_path)
     require(isinstance(task, Task), f"`make` of {name} must return a Task, got {type(task).__name__}")
     task = replace(task, name=own)
@@ -95,21 +97,33 @@ def register(task: Task) -> str:
     """Make a task known by its name, which is returned. A reward that no worker process can import, such as one of a
     notebook's cell, runs in this process, without a deadline.
     """
-    name = task.name or "task"
-    built_in = isinstance(TASK_DEFINITIONS.data.get(name), str)
-    require(name.isidentifier() and not built_in, f"{name!r} is a built-in task's name or none: give the Task another")
+    name, given = task.name or "task", task
     if task.reward is not None and not task.cheap and not _importable(task.reward):
         from loguru import logger  # each reward worker would pay for the import
 
         logger.info(f"{name}: the reward runs in this process, because worker processes cannot import it")
         task = replace(task, cheap=True)
-    TASK_DEFINITIONS[name] = TaskDefinition(_NoOptions, lambda options, data_path: task)
-    return name
+
+    def make(options: NoOptions, data_path: str) -> Task:
+        require(not data_path, f"a Task has its own examples and takes no data_path, got {data_path!r}")
+        return task
+
+    return free_name(name, given, TaskDefinition(NoOptions, make))
 
 
-@dataclass(frozen=True)
-class _NoOptions:
-    """The options of a task that is registered."""
+OWNERS: dict[str, object] = {}
+"""The tasks of the program that runs, by the names that they got here."""
+
+
+def free_name(name: str, task: object, definition: TaskDefinition) -> str:
+    """The name under which a program's own task is known from now on: its own, with a number if another one has it."""
+    built_in = isinstance(TASK_DEFINITIONS.data.get(name), str)
+    require(name.isidentifier() and not built_in, f"{name!r} is a built-in task's name or none: choose another")
+    names = (name, *(f"{name}_{number}" for number in range(2, len(TASK_DEFINITIONS) + 2)))
+    known = TASK_DEFINITIONS.data
+    free = next(one for one in names if one not in known or known[one] is task or OWNERS.get(one) is task)
+    TASK_DEFINITIONS[free], OWNERS[free] = definition, task
+    return free
 
 
 def _importable(function: Callable[..., object]) -> bool:
@@ -159,11 +173,12 @@ def option_classes(names: Iterable[str]) -> dict[str, type]:
     classes, owners = {}, {flag_identifier(name): name for name in [*TASK_DEFINITIONS, *TOOLS]}
     for name in names:
         task, tool = ("", name) if name in TOOLS else split_tool(name)  # a file may have the options of a tool alone
-        if tool:
+        definition = find_definition(task) if task else None
+        if tool := tool or (definition.tool if definition else ""):
             classes[tool] = find_tool(tool).options
-        if not task:
+        if definition is None:
             continue
-        definition, key = find_definition(task), task_key(task)
+        key = task_key(task)
         identifier = flag_identifier(key)
         if not identifier.isidentifier() or identifier.startswith("_") or keyword.iskeyword(identifier):
             raise UserError(f"{key!r} of {name!r} cannot begin a flag: name it with letters, digits, - and /")
@@ -199,7 +214,6 @@ __all__ = [
     "load_task",
     "offered_words",
     "option_classes",
-    "register",
     "tasks_in",
     "with_absolute_path",
 ]

@@ -4,18 +4,15 @@ A `Mistake` is of the code, not of a completion. Its message is one line that be
 the example.
 """
 
-import io
-import pickle
+import copy
 import re
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any
 
 from minrl import types
@@ -53,23 +50,22 @@ def mistaken(task: str, example: Example, what: str) -> Mistake:
     return Mistake(line if line.startswith(MISTAKE) else f"{MISTAKE}{named}, example {example.id!r:.80}: {line}")
 
 
-class Checking:
-    """Inside, mistakes get the names of the task and the example, and the example must stay as it is."""
+@contextmanager
+def checking(task: str, example: Example) -> Iterator[Example]:
+    """A copy of the example for the task's code, which may change it. Mistakes in the block get the names of the task
+    and the example, and the line of the code.
+    """
+    try:
+        yield _copied(example)
+    except Mistake as error:
+        raise mistaken(task, example, f"{error}{_place(error)}") from error
 
-    def __init__(self, task: str, example: Example) -> None:
-        self._task, self._example, self._before = task, example, _state(example)
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None and _differs(self._before, _state(self._example)):
-            error = Mistake(
-                f"the task's code changed {_changed(self._before, self._example)} of the example, by which its other "
-                "completions are played and rewarded: change a copy, such as copy.deepcopy(example.fields)"
-            )
-        if isinstance(error, Mistake):
-            raise mistaken(self._task, self._example, f"{error}{_place(error)}") from error
+def _copied(example: Example) -> Example:
+    try:
+        return copy.deepcopy(example)
+    except Exception:  # a value may be of any kind, such as a lock: all completions share it
+        return example
 
 
 def _place(error: Mistake) -> str:
@@ -82,8 +78,8 @@ def _place(error: Mistake) -> str:
 
 def reward_of(task: str, function: Callable[[str, Example], Any], completion: str, example: Example) -> Reward:
     """What a task's reward function pays for a completion."""
-    with Checking(task, example):
-        return as_reward(function(completion, example))
+    with checking(task, example) as own:
+        return as_reward(function(completion, own))
 
 
 def as_reward(paid: Any) -> Reward:  # noqa: ANN401 - a task's code may return anything
@@ -100,8 +96,8 @@ def as_reward(paid: Any) -> Reward:  # noqa: ANN401 - a task's code may return a
 
 def played(task: str, function: Callable[[Example, Random], Any], example: Example, rng: Random) -> Episode:
     """A task's episode, which yields turns and jobs and returns the reward of each role."""
-    with Checking(task, example):
-        episode = function(example, rng)
+    with checking(task, example) as own:
+        episode = function(own, rng)
         if not isinstance(episode, Generator):
             raise Mistake(f"an episode must be a function that yields turns, got one that returns {_shown(episode)}")
         with closing(episode):
@@ -186,7 +182,7 @@ def require_distinct(examples: Iterable[Example]) -> None:
     for example in examples:
         by_id.setdefault((example.task, example.id), []).append(example)
     for (_, name), (first, *others) in by_id.items():
-        if any(one.prompt != first.prompt and _frozen(one.fields) != _frozen(first.fields) for one in others):
+        if any(one.prompt != first.prompt and stable_text(one.fields) != stable_text(first.fields) for one in others):
             raise Mistake(f"{name!r:.80} is the id of {1 + len(others)} examples: give each problem an id of its own")
 
 
@@ -196,57 +192,6 @@ def is_prompt(prompt: object) -> bool:
     return isinstance(prompt, str) or (
         messages is not None and all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages)
     )
-
-
-def _state(example: Example) -> bytes | str:
-    """What an example holds now, to be compared with what it holds later."""
-    return _frozen((example.prompt, example.category, example.fields))
-
-
-def _frozen(value: Any) -> bytes | str:  # noqa: ANN401 - whatever a task keeps in an example
-    try:
-        return pickle.dumps(value)
-    except Exception:  # a value may be of any kind, such as a lambda
-        return stable_text(value)
-
-
-class _Uncached(pickle.Pickler):
-    """Leaves out the values that `functools.cached_property` keeps in an object, such as a graph of networkx."""
-
-    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-        classes = type(value).__mro__
-        cached = {name for one in classes for name, it in vars(one).items() if isinstance(it, cached_property)}
-        reduced: Any = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL) if cached else ()
-        if len(reduced) < 3 or not isinstance(reduced[2], dict):
-            return NotImplemented
-        kept = {name: held for name, held in reduced[2].items() if name not in cached}
-        return *reduced[:2], kept or None, *reduced[3:]
-
-
-def _differs(before: bytes | str, after: bytes | str) -> bool:
-    """Whether an example is another now. It is read again first, so that equal texts are one object in both."""
-    if before == after or isinstance(before, str) or isinstance(after, str):
-        return before != after
-    return _uncached(before) != _uncached(after)
-
-
-def _uncached(state: bytes) -> bytes:
-    file = io.BytesIO()
-    _Uncached(file).dump(pickle.loads(state))
-    return file.getvalue()
-
-
-def _changed(before: bytes | str, example: Example) -> str:
-    """What differs of the example now."""
-    if isinstance(before, str):
-        return "something"
-    prompt, _, fields = pickle.loads(before)
-    if _frozen(fields) == _frozen(example.fields):
-        return "the category" if prompt == example.prompt else "the prompt"
-    names = [
-        name for name in {**fields, **example.fields} if _frozen(fields.get(name)) != _frozen(example.fields.get(name))
-    ]
-    return " and ".join(map(repr, names)) or "the fields"
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - whatever a task hands over

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from minrl.tasks.characters import plain_characters, unwrapped
-from minrl.tasks.python_tool import CLOSE, OPEN, WORDS, PythonOptions, instructed, told, with_python
+from minrl.tasks.answers import plain_characters, unwrapped
+from minrl.tasks.python_tool import CLOSE, OPEN, WORDS, PythonOptions, tool_message, with_instructions, with_python
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Example, Prompt, Reward, require
 from minrl.utils.settings import Bound, Count
@@ -65,12 +65,12 @@ def make(options: CodeToolOptions, data_path: str) -> Task:
     require(not data_path, f"code_tool makes its own problems and takes no --data-path, got {data_path!r}")
 
     def demonstrations(example: Example, rng: random.Random) -> Sequence[tuple[Prompt, str]]:
-        asked, guess = instructed(example.prompt, options), rng.randrange(example["modulus"])
+        asked, guess = with_instructions(example.prompt, options), rng.randrange(example["modulus"])
         if rng.random() >= 0.3:
             return [(asked, f"<answer> {guess} </answer>")]
         answer = rng.choice((example["answer"], guess))
         call = f"{OPEN} print ( {example['expression']} ) {CLOSE}"
-        return [(asked, call), (told(asked, str(example["answer"])), f"<answer> {answer} </answer>")]
+        return [(asked, call), (tool_message(asked, str(example["answer"])), f"<answer> {answer} </answer>")]
 
     task = with_python(Task(split(_examples(options), options.held_out_share), reward, cheap=True), options)
     if options.max_number > LARGEST_WORD:

@@ -22,13 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minrl.models.thoughts import after_thoughts
-from minrl.tasks.characters import plain_characters
-from minrl.tasks.rows import Row, Source, dataset_of, identity
+from minrl.tasks.answers import plain_characters
+from minrl.tasks.data import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share
 from minrl.types import Example, Reward, UserError, require
 
-SOURCE = Source("tm21cy/NYT-Connections", ("words",), {"all": "train"})
-"""Its groups are under `answers`, each with `words`; `groups`, each with `members`, are read as well."""
+SOURCE = Source("tm21cy/NYT-Connections")
+"""Its groups are under `answers`, each with `words`. `groups`, each with `members`, are read as well, and the form of
+public archives: `answers` with `members`, and no `words` beside them.
+"""
 
 INSTRUCTIONS = (
     "The sixteen words below form four groups of four that have something in common. Each word belongs to one group. "
@@ -129,19 +131,18 @@ def plain(word: str) -> str:
 
 def groups_of(row: Row) -> list[list[str]]:
     """The members of each group of a row. Raises KeyError if it has none."""
-    if "groups" not in row and "answers" in row:
-        return [list(map(str, group["words"])) for group in row["answers"]]
-    return [list(map(str, group["members"])) for group in row["groups"]]
+    groups = row["groups" if "groups" in row or "answers" not in row else "answers"]
+    return [list(map(str, group["members" if "members" in group else "words"])) for group in groups]
 
 
 def example_of(row: Row) -> Example:
     """The example of a row, which must hold four groups of four of its sixteen words."""
     try:
-        groups, words = groups_of(row), list(map(str, row["words"]))
+        groups = groups_of(row)
+        words = list(map(str, row["words"])) if "words" in row else [word for group in groups for word in group]
     except (KeyError, TypeError) as error:
         raise UserError(
-            "a puzzle needs `words` and `groups`, each with `members` (or `answers`, each with `words`), "
-            f"got {', '.join(map(str, row))}"
+            f"a puzzle needs `groups` or `answers`, each with `members` or `words`, got {', '.join(map(str, row))}"
         ) from error
     shown = {plain(word) for word in words}
     grouped = [plain(word) for group in groups for word in group]

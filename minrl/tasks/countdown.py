@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from minrl.tasks.characters import plain_characters, unwrapped
+from minrl.tasks.answers import plain_characters, unwrapped
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Example, Reward, require
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from minrl.models.thoughts import CLOSED, OPENED
 from minrl.tasks.countdown import MAX_ANSWER_CHARACTERS, OPERATORS, evaluate_plain, numbers_of
-from minrl.tasks.rows import Row, Source, dataset_of
+from minrl.tasks.data import Row, Source, dataset_of
 from minrl.tasks.task import Task, TaskDefinition, check_held_out_share, extract_answer, weighted
 from minrl.types import Example, Reward, require
 

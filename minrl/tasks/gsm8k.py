@@ -16,9 +16,8 @@ from fractions import Fraction
 from typing import Literal
 
 from minrl.models.thoughts import after_thoughts
-from minrl.tasks.answers import CHANGES, boxed
-from minrl.tasks.characters import plain_characters, unwrapped
-from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity
+from minrl.tasks.answers import CHANGES, boxed, plain_characters, unwrapped
+from minrl.tasks.data import Row, Source, answer_text, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
 from minrl.types import Example, Reward, UserError, require
 

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minrl.tasks.characters import plain_characters
+from minrl.tasks.answers import plain_characters
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Example, Reward, UserError, require
 

@@ -5,7 +5,7 @@ other data with a problem and an answer.
     ->    <think> (a + b) / (a b) = 3 / 1 </think> <answer> 3 </answer>      or      ... so it is \boxed{3}
 
 Answers are compared by `answers_agree` (math_answers.py) in a worker process. One that takes more processor time than
-`timeout_s` is wrong and shows as the part `timeout`; one that takes more memory than minrl/tasks/bounded.py allows is
+`timeout_s` is wrong and shows as the part `timeout`; one that takes more memory than minrl/tasks/grader.py allows is
 paid nothing.
 """
 
@@ -18,8 +18,8 @@ from typing import Literal
 
 from minrl.models.thoughts import after_thoughts, turn
 from minrl.tasks.answers import boxes_together
-from minrl.tasks.bounded import bounded
-from minrl.tasks.grader import OutOfTime
+from minrl.tasks.data import Row, Source, answer_text, dataset_of, identity, is_answer
+from minrl.tasks.grader import OutOfTime, bounded
 from minrl.tasks.math_answers import (
     answers_agree,
     expressions,
@@ -29,7 +29,6 @@ from minrl.tasks.math_answers import (
     symbols,
     without_problem,
 )
-from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity, is_answer
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
 from minrl.types import Example, Reward, UserError, require
 

@@ -9,7 +9,7 @@ The verdict is that of the math-verify library, less what it pays for another an
 - An answer that names several different values, or denies its own, is none: `hedges`.
 - What the problem states is no answer where the reference is its value in another form: `restates`.
 
-Nothing here bounds the time that sympy takes; callers do (minrl/tasks/bounded.py).
+Nothing here bounds the time that sympy takes; callers do (minrl/tasks/grader.py).
 """
 
 # ruff: noqa: RUF001

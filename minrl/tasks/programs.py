@@ -30,8 +30,9 @@ def programs_outside(task: str) -> dict[str, str]:
 
 
 def files_outside(task: str) -> list[Path]:
-    """The files of the modules outside MinRL."""
-    return list(_modules(task, outside=True).values())
+    """The files of the modules outside MinRL, and the task's own rows."""
+    rows = find_definition(task).path
+    return [*_modules(task, outside=True).values(), *([Path(rows)] if rows else [])]
 
 
 def _digests(modules: Mapping[str, Path]) -> dict[str, str]:
@@ -45,14 +46,14 @@ def _is_outside(module: str) -> bool:
 def _modules(task: str, outside: bool = False) -> dict[str, Path]:
     """The file of each module of a task, by the module's name. With `outside` no module of MinRL's is read or given."""
     definition = find_definition(task)
-    module = sys.modules.get(definition.make.__module__)
+    module = sys.modules.get(definition.module)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
         return {}
     root = Path(file).resolve().parents[module.__name__.count(".") + (Path(file).name == "__init__.py")]
     own = module.__name__.partition(".")[0] if set(INSTALLED) & set(root.parts) else ""
     found: dict[str, Path] = {}
-    tool = split_tool(task)[1]
+    tool = split_tool(task)[1] or definition.tool
     waiting = [module.__name__, definition.options.__module__, *([find_tool(tool).wrap.__module__] if tool else [])]
     while waiting:
         name = waiting.pop()

@@ -7,7 +7,7 @@
 A completion ends with the first call in it, wherever it stands, in a thought too. A call holds a program, alone, in a
 fence, or as chat models write calls: {"name": "python", "arguments": {"code": ...}}. A block of ```python is no call:
 it is how other tasks are answered. The program runs in `minrl.sandbox`, and what it prints is the role's next message,
-which is never trained on. The task is told the role's last turn alone, without the call that no run was left for: an
+which is never trained on. The task is given the role's last turn alone, without the call that no run was left for: an
 answer that stands in what the tool printed, or before a call, is none.
 
 What a program prints follows from its source: each runs by itself, in an empty folder, with one hash seed, and its
@@ -76,8 +76,8 @@ class PythonOptions(Bounded):
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What became of a call: what the role is told, whether the call failed, the program's seconds by the clock."""
+class ToolResult:
+    """What became of a call: what the role is shown, whether the call failed, the program's seconds by the clock."""
 
     text: str
     failed: bool = False
@@ -92,9 +92,11 @@ class Costs:
     failed: int = 0
     seconds: float = 0.0
 
-    def add(self, ran: Ran) -> None:
+    def add(self, result: ToolResult) -> None:
         """Add a call."""
-        self.calls, self.failed, self.seconds = self.calls + 1, self.failed + ran.failed, self.seconds + ran.seconds
+        self.calls += 1
+        self.failed += result.failed
+        self.seconds += result.seconds
 
     def beside(self, reward: Reward) -> Reward:
         """The reward with these as parts, which have no weight."""
@@ -147,7 +149,7 @@ def _argument(call: Mapping[str, Any]) -> str:
     return program
 
 
-def run_program(program: str, options: PythonOptions) -> Ran:
+def run_program(program: str, options: PythonOptions) -> ToolResult:
     """Run a program and say what it printed."""
     # not isolated (-I), which would ignore the hash seed
     command = [python()[0], "-s", "-S", "-B", "-c", f"{SEEDED}; {START}"]
@@ -159,7 +161,7 @@ def run_program(program: str, options: PythonOptions) -> Ran:
         shown = f"{shown[: options.characters]}\n[cut off after {options.characters} characters]"
     problem = _problem(outcome, options)
     text = "\n".join(filter(None, [shown, problem])) or "[nothing was printed: print what you need]"
-    return Ran(text, outcome.status != "ok", outcome.seconds)
+    return ToolResult(text, outcome.status != "ok", outcome.seconds)
 
 
 def _problem(outcome: Outcome, options: PythonOptions) -> str:
@@ -177,12 +179,12 @@ def _problem(outcome: Outcome, options: PythonOptions) -> str:
     }.get(outcome.status, "")
 
 
-def stopped(reason: Reason) -> Ran:
+def stopped(reason: Reason) -> ToolResult:
     """What is said of a program that broke even what runs it."""
-    return Ran(f"[stopped: {reason}]", failed=True)
+    return ToolResult(f"[stopped: {reason}]", failed=True)
 
 
-def instructed(prompt: Prompt, options: PythonOptions) -> Prompt:
+def with_instructions(prompt: Prompt, options: PythonOptions) -> Prompt:
     """The prompt with the tool's instructions: at the end of a system message, else in front of the first one."""
     said = INSTRUCTIONS.format(calls=options.calls, seconds=options.seconds, characters=options.characters)
     if isinstance(prompt, str):
@@ -195,7 +197,7 @@ def instructed(prompt: Prompt, options: PythonOptions) -> Prompt:
     return [{**first, "content": content}, *others]
 
 
-def told(prompt: Prompt, text: str) -> Prompt:
+def tool_message(prompt: Prompt, text: str) -> Prompt:
     """What the tool says to a role whose prompts are texts, or messages, as this one."""
     if isinstance(prompt, str):
         return f"\n<tool_response>\n{text}\n</tool_response>\n"
@@ -214,7 +216,7 @@ def episode(task: Task, options: PythonOptions, example: Example, rng: random.Ra
                 return {role: costs.get(role, Costs()).beside(reward) for role, reward in end.value.items()}
             if isinstance(step, Turn):
                 first = step.role not in costs
-                asked = replace(step, message=instructed(step.message, options)) if first else step
+                asked = replace(step, message=with_instructions(step.message, options)) if first else step
                 value = yield from _turn(asked, options, costs.setdefault(step.role, Costs()))
             else:
                 value = yield step
@@ -230,11 +232,11 @@ def _turn(turn: Turn, options: PythonOptions, costs: Costs) -> Generator[Turn | 
         try:
             program = program_of(called)
         except ValueError as error:
-            ran = Ran(f"[error] {unmarked(str(error))}", failed=True)
+            result = ToolResult(f"[error] {unmarked(str(error))}", failed=True)
         else:
-            ran = yield Job(job, (program, options))
-        costs.add(ran)
-        turn = replace(turn, message=told(turn.message, ran.text), optional=True, shown_by="tool")
+            result = yield Job(job, (program, options))
+        costs.add(result)
+        turn = replace(turn, message=tool_message(turn.message, result.text), optional=True, shown_by="tool")
     return text
 
 
@@ -242,7 +244,7 @@ WORDS = (OPEN, CLOSE, "<tool_response>", "</tool_response>", "print", "(", ")", 
 """The words of the calls in the demonstrations."""
 
 
-def demonstrated(shown: Demonstrations, options: PythonOptions) -> Demonstrations:
+def tool_demonstrations(shown: Demonstrations, options: PythonOptions) -> Demonstrations:
     """The task's demonstrations. Before half of them stands a call that has nothing to do with the problem: the form is
     shown, what it is good for is left to learn.
     """
@@ -251,11 +253,11 @@ def demonstrated(shown: Demonstrations, options: PythonOptions) -> Demonstration
         own = shown(example, rng)
         (prompt, text), *others = [(example.prompt, own)] if isinstance(own, str) else own
         first, second = rng.randint(0, 9), rng.randint(0, 9)
-        asked = instructed(prompt, options)
+        asked = with_instructions(prompt, options)
         if rng.random() < 0.5:
             return [(asked, text), *others]
         call = f"{OPEN} print ( {first} + {second} ) {CLOSE}"
-        return [(asked, call), (told(prompt, str(first + second)), text), *others]
+        return [(asked, call), (tool_message(prompt, str(first + second)), text), *others]
 
     return demonstrations
 
@@ -263,8 +265,8 @@ def demonstrated(shown: Demonstrations, options: PythonOptions) -> Demonstration
 def with_python(task: Task, options: PythonOptions) -> Task:
     """The task, played with the tool."""
     require(CLOSE not in task.stop_strings, f"{task.name} is played with Python already: leave out +python")
-    shown = task.demonstrations and demonstrated(task.demonstrations, options)
-    said = str(instructed("", options)).split()
+    shown = task.demonstrations and tool_demonstrations(task.demonstrations, options)
+    said = str(with_instructions("", options)).split()
     return replace(
         task,
         episode=partial(episode, task, options),

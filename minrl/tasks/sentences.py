@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from minrl.models.thoughts import after_thoughts
-from minrl.tasks.characters import plain_characters
+from minrl.tasks.answers import plain_characters
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
 from minrl.types import Example, Prompt, Reward, require
 

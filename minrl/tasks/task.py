@@ -70,6 +70,22 @@ class DeferredDataset(Dataset):
         return getattr(loaded, name)
 
 
+class Sampled(str):
+    """The text of a completion as a run sampled it: with its token ids, the final stop token among them, and the
+    training step. A text from elsewhere has neither.
+    """
+
+    ids: tuple[int, ...] = ()
+    step: int = 0
+
+    @classmethod
+    def of(cls, text: str, ids: Sequence[int], step: int) -> "Sampled":
+        """The text with these ids."""
+        made = cls(text)
+        made.ids, made.step = tuple(ids), step
+        return made
+
+
 @dataclass(frozen=True)
 class Task:
     """A dataset plus a reward.
@@ -109,6 +125,12 @@ class Task:
     name: str = ""
     max_tokens: int = 0
 
+    def __fspath__(self) -> str:
+        """What `TrainerConfig(task=...)` keeps of it: its name, under which it is registered."""
+        from minrl.tasks import register
+
+        return register(self)
+
     def __post_init__(self) -> None:
         require(
             isinstance(self.dataset, Dataset), f"a task takes a Dataset, got {type(self.dataset).__name__}: {SPLIT}"
@@ -146,12 +168,13 @@ class TaskDefinition:
 
     `make(options, data_path)`: `data_path` is empty if the user named no local file. `words(options)` are words that
     every embedded base model knows, whatever its task: they change the models of all tasks, and need no data. A task's
-    vocabulary is for its own model.
+    vocabulary is for its own model. `tool` names a row of TOOLS with which the task is always played.
     """
 
     options: type
     make: Callable[[Any, str], Task]
     words: Callable[[Any], tuple[str, ...]] | None = None
+    tool: str = ""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.options, type) and is_dataclass(self.options)):
@@ -160,6 +183,16 @@ class TaskDefinition:
         if required:
             raise UserError(f"each option of a task needs a default, {self.options.__name__}.{required[0]} has none")
         _require_settable(self.options)
+
+    @property
+    def module(self) -> str:
+        """The module that the task is written in."""
+        return self.make.__module__
+
+    @property
+    def path(self) -> str:
+        """The local file or folder of its own rows; empty if it has none."""
+        return ""
 
 
 @dataclass(frozen=True)

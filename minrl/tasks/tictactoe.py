@@ -26,7 +26,7 @@ from functools import cache
 from typing import Literal
 
 from minrl.models.thoughts import after_thoughts
-from minrl.tasks.characters import plain_characters, unwrapped
+from minrl.tasks.answers import plain_characters, unwrapped
 from minrl.tasks.task import Dataset, Task, TaskDefinition, chat, extract_answer
 from minrl.types import Episode, Example, Prompt, Reward, Turn, require
 

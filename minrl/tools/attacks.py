@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from minrl.models.messages import text_of
+from minrl.models.chat import text_of
 from minrl.models.thoughts import after_thoughts
 from minrl.types import Example, Prompt
 
@@ -309,7 +309,6 @@ FAMILIES = {
     "crash": Family("memory, recursion, the end of the process", "bound the depth and the size of what is parsed"),
     "raises": Family("exceptions", "catch what reading a text can raise, and pay for it"),
     "prints": Family("what is printed", "print nothing: return Reward(value, {'part': number}) to see parts"),
-    "example": Family("the example before and after", "change a copy, such as copy.deepcopy(example.fields)"),
     "returns": Family("what is returned", "return a finite number or a Reward, at most its maximum, from every branch"),
 }
 """By name, in the order of the table."""

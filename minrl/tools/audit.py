@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minrl.rewards.episode import Play
-from minrl.rewards.workers import Failure, Workers
+from minrl.rewards.workers import NO_SECOND_RUN, Failure, Workers
 from minrl.sft.config import RewardConfig
 from minrl.tasks import Task, load_task
-from minrl.tasks.checked import MISTAKE, Checking, as_reward
-from minrl.tasks.columns import ColumnOptions, ColumnReward
+from minrl.tasks.checked import MISTAKE, as_reward
+from minrl.tasks.custom import ForeignReward, HeldOutOptions, NotForThisRow
 from minrl.tasks.grader import Grader, Reason
 from minrl.tools.attacks import FAMILIES, NONSENSE, Answers, Attack, attacks, shown
 from minrl.types import Example, Job, Mistake, Turn, require
@@ -87,7 +87,7 @@ def main(command: Command[AuditConfig]) -> int:
     """Audit the reward, print the table, and write the findings."""
     config, options = command.config, command.options
     key = task_key(config.reward.task)
-    if isinstance(options.get(key), ColumnOptions):  # nothing is trained here: all rows may be attacked
+    if isinstance(options.get(key), HeldOutOptions):  # nothing is trained here: all rows may be attacked
         options = {**options, key: replace(options[key], held_out_share=1.0)}  # type: ignore[type-var]
     task = load_task(config.reward.task, options, config.reward.data_path)
     several = bool(config.gold_column and task.episode)
@@ -185,7 +185,7 @@ def pay(task: Task, asked: Sequence[tuple[Example, str | None]], workers: Worker
     if task.episode is not None:
         return _played(task, asked, workers)
     assert task.reward is not None
-    grader = Grader(functools.partial(_attempt, task.name, task.reward), _broken, task.warm, task.seconds)
+    grader = Grader(functools.partial(_attempt, task.reward), _broken, task.warm, task.seconds)
     here = task.cheap and not _picklable(grader)  # a run calls it here too
     texts = [(shown(example.prompt) if text is None else text, example) for example, text in asked]
     return [_unless_failed(result) for result in workers.run([Job(grader, each, cheap=here) for each in texts])]
@@ -193,7 +193,7 @@ def pay(task: Task, asked: Sequence[tuple[Example, str | None]], workers: Worker
 
 def _pay_together(task: Task, asked: Sequence[tuple[Example, str]], workers: Workers) -> list[Paid]:
     """What a function of TRL's form pays for the texts in one call."""
-    assert isinstance(task.reward, ColumnReward)
+    assert isinstance(task.reward, ForeignReward)
     texts, examples = [text for _, text in asked], [example for example, _ in asked]
     (result,) = workers.run([Job(Grader(task.reward.together, _broken), (texts, examples))])
     if isinstance(result, Failure | Paid):
@@ -208,26 +208,22 @@ def _broken(reason: Reason) -> Paid:
     return Paid(failure=failure, reason=why.get(reason, "the process of the reward ended"))
 
 
-def _attempt(task: str, reward: Callable[[str, Example], Any], completion: str, example: Example) -> Paid:
+def _attempt(reward: Callable[[str, Example], Any], completion: str, example: Example) -> Paid:
     """Call a reward, and tell apart what it does wrong. Runs in a worker."""
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(printed):
-        try:
-            with Checking(task, example):
-                paid = _called(reward, completion, example)
-        except Mistake as error:
-            paid = Paid(failure="example", reason=one_line(str(error))[:200])
+        paid = _called(reward, completion, copy.deepcopy(example))
     return replace(paid, printed=printed.getvalue().strip()[:200])
 
 
 def _called(reward: Callable[[str, Example], Any], completion: str, example: Example) -> Paid:
     try:
         given = reward(completion, example)
-        if given is None and isinstance(reward, ColumnReward):
-            return Paid(skipped="None")
         paid = as_reward(given)
     except (MemoryError, RecursionError):
         raise  # the grader knows these
+    except NotForThisRow:
+        return Paid(skipped="None")
     except Mistake as error:
         return Paid(failure="returns", reason=one_line(str(error))[:200])
     except (Exception, SystemExit) as error:  # the task's own code
@@ -238,7 +234,8 @@ def _called(reward: Callable[[str, Example], Any], completion: str, example: Exa
 def _unless_failed(result: Paid | Failure) -> Paid:
     if isinstance(result, Paid):
         return result
-    return Paid(failure="raises", reason=one_line(result.reason.strip().splitlines()[-1])[:200])
+    failure = "slow" if result.reason == NO_SECOND_RUN else "raises"
+    return Paid(failure=failure, reason=one_line(result.reason.strip().splitlines()[-1])[:200])
 
 
 def _picklable(grader: Grader) -> bool:
@@ -250,7 +247,6 @@ def _picklable(grader: Grader) -> bool:
 
 def _played(task: Task, asked: Sequence[tuple[Example, str | None]], workers: Workers) -> list[Paid]:
     """Play all episodes together, with the same text in every turn: each round runs the jobs that are due."""
-    before = [copy.deepcopy(example.fields) for example, _ in asked]
     plays = [Play(task, example, random.Random(0)) for example, _ in asked]
     ends: dict[int, Paid] = {}
     due: dict[int, Any] = dict.fromkeys(range(len(plays)))
@@ -270,14 +266,13 @@ def _played(task: Task, asked: Sequence[tuple[Example, str | None]], workers: Wo
         if not due:
             break
     ends |= {number: Paid(failure="slow", reason=f"no end after {MOST_TURNS} turns") for number in due}
-    return [ends.get(n) or _end(play, asked[n][0].fields != before[n]) for n, play in enumerate(plays)]
+    return [ends.get(n) or _end(play) for n, play in enumerate(plays)]
 
 
-def _end(play: Play, changed: bool) -> Paid:
+def _end(play: Play) -> Paid:
     """What a finished episode paid. Where several roles played, the least: what one wins, another may lose."""
     if play.problem is not None:
-        mistake = play.problem.startswith(MISTAKE)
-        failure = "raises" if not mistake else "example" if changed else "returns"
+        failure = "returns" if play.problem.startswith(MISTAKE) else "raises"
         return Paid(failure=failure, reason=one_line(play.problem.strip().splitlines()[-1])[:200])
     least = min(play.rewards.values(), key=lambda reward: reward.value)
     return Paid(least.value, least.solved, least.maximum)
@@ -338,7 +333,7 @@ def audit(task: Task, config: AuditConfig) -> tuple[list[Finding], Answers]:
         answers = find_answers(task, examples, config, workers)
         left_out = {*config.leave_out} - {"nonsense", "gold", "other"}  # by which the others are judged
         planned = [one for one in attacks(examples, answers, config.seed) if one.family not in left_out]
-        judge = Judge(_paid(task, examples, planned, workers), answers, not isinstance(task.reward, ColumnReward))
+        judge = Judge(_paid(task, examples, planned, workers), answers, not isinstance(task.reward, ForeignReward))
     findings = {name: judge.finding(name) for name in FAMILIES if name not in config.leave_out}
     repeated = sorted(
         (one for one, paid in judge.results if one.family in AGAIN_FAMILIES and not paid.failure),
@@ -396,7 +391,8 @@ def _again(task: Task, examples: Sequence[Example], texts: Sequence[Attack], dea
         if finding.verdict == "fault":
             break
     yield finding
-    if not isinstance(task.reward, ColumnReward) or finding.verdict == "fault":
+    batches = isinstance(task.reward, ForeignReward) and task.reward.takes_batches
+    if not batches or finding.verdict == "fault":
         why = "see repeatable" if finding.verdict == "fault" else "the reward is called with one completion at a time"
         yield Finding("batch", "not tried", do=why)
         return

@@ -23,12 +23,13 @@ from typing import Any
 import yaml
 
 from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
-from minrl.report.report import write_report
+from minrl.report.page import write_report
 from minrl.report.runs import REPORTS, read_ends, read_run
 from minrl.run.defaults import part, with_defaults
 from minrl.run.folder import RunFolder
 from minrl.types import UserError, require
 from minrl.utils.cli import Command, parse, read_config_file, to_dict, unknown
+from minrl.utils.files import LOCK, holder, lock
 from minrl.utils.processor import own_cores
 from minrl.utils.settings import Bounded, Count
 from minrl.utils.signals import answered, die_with_parent, exit_status
@@ -145,9 +146,13 @@ def main(command: Command[SweepConfig]) -> int:
     places = places_for(config.at_once, on_cpu=all(run.settings.model.device == "cpu" for run in planned))
     folder = planned[0].folder.parent / REPORTS / sweep_name(path)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    todo = [run for run in planned if run.state != "complete"]
-    _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
-    failed, stopped_by = train_all(todo, places, folder / "logs")
+    held = lock(folder / LOCK)
+    if held is None:
+        raise UserError(f"another sweep of {path} is running ({holder(folder / LOCK)}): wait for it, or stop it first")
+    with held:
+        todo = [run for run in planned if run.state != "complete"]
+        _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
+        failed, stopped_by = train_all(todo, places, folder / "logs")
     if stopped_by:
         _say("stopped: the same command resumes")
         return exit_status(stopped_by)
@@ -231,7 +236,7 @@ def _start(run: Planned, cores: Sequence[int], gpu: str, logs: Path) -> Popen[by
     config = logs / f"{run.name}.yaml"
     config.write_text(yaml.safe_dump(dict(run.given)))
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-    with (logs / f"{run.name}.txt").open("wb") as log:
+    with (logs / f"{run.name}.txt").open("ab") as log:  # after what earlier sweeps wrote
         return Popen(
             [*TRAINER, "--config", str(config), "--run-name", run.name, "--resume", "auto"],
             stdin=DEVNULL,

@@ -22,7 +22,7 @@ from torch import Tensor
 from minrl.algorithms import Advantages
 from minrl.evaluation import evaluations_after
 from minrl.models.scoring import LARGEST_GAP
-from minrl.report.rollouts.lines import add_moved, readable, training_lines
+from minrl.report.lines import add_moved, readable, training_lines
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import (
     BEST,
@@ -45,7 +45,7 @@ from minrl.sampling import every, warn_of_failures
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.metrics import distributions, over_processes, speeds, step_metrics
 from minrl.tracking.timers import TIMERS, Usage, timed
-from minrl.tracking.writers import RunFiles, TensorBoard, Wandb, hashes_of_step, read_metrics
+from minrl.tracking.writers import RunFiles, TensorBoard, Wandb, hashes_of_step
 from minrl.types import Rollout, UserError, require
 from minrl.update import Update
 from minrl.utils.cli import near
@@ -319,7 +319,7 @@ class Session:
             prompt = self.parts.task.dataset.held_out[0].prompt if config.rollout.task else None
             cut_after = begin(self.run, config.steps, prompt)
             self._files = RunFiles(self.run.folder, cut_after)
-            earlier = read_metrics(self.run.folder)
+            earlier = RunFolder(self.run.folder).metrics
             logged = [line for line in earlier if line["step"] == cut_after]
             with writing(self.run.folder):
                 self._open_boards(earlier, cut_after)
@@ -355,14 +355,14 @@ class Session:
                 getattr(board, kind)(self.state.step, *what)
 
     def _refresh_page(self) -> None:
-        from minrl.report.rollouts.build import refresh_page
+        from minrl.report.rollouts import refresh_page
 
         refresh_page(self.run.folder)
 
     def _compare_sandboxes(self) -> None:
         """All processes of the run, perhaps of several machines, must have the same walls around untrusted code."""
         if self.processes.count > 1:
-            from minrl.sandbox.call import LEVEL_VARIABLE, require_one_level
+            from minrl.sandbox.calls import LEVEL_VARIABLE, require_one_level
 
             require_one_level(self.processes.gather([os.environ.get(LEVEL_VARIABLE, "")]))
 

@@ -24,8 +24,7 @@ from loguru import logger
 from torch import Tensor
 
 from minrl.config import LoggingConfig
-from minrl.report.rollouts.chunk import ROLLOUT_SCHEMA
-from minrl.run.folder import FINGERPRINTS, METRICS, RunFolder, has_step
+from minrl.run.folder import FINGERPRINTS, METRICS, ROLLOUT_SCHEMA, RunFolder, has_step
 from minrl.tracking.metrics import CHARTS
 from minrl.types import Rollout, UserError, require
 from minrl.utils.files import append_jsonl, cut_jsonl, fsync, whole, write_csv, write_text, writing
@@ -71,7 +70,7 @@ class RunFiles:
             for path in (self.folder / METRICS, self.folder / FINGERPRINTS):
                 if path.exists():
                     fsync(path)
-        lines = read_metrics(self.folder)
+        lines = RunFolder(self.folder).metrics
         write_csv(self.folder / "metrics.csv", list(dict.fromkeys(tag for line in lines for tag in line)), lines)
 
     def _cut(self, step: int) -> None:
@@ -86,11 +85,6 @@ class RunFiles:
             number = NUMBERED.fullmatch(path.name)
             if number and int(number[1]) > step:
                 path.unlink()
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl."""
-    return RunFolder(folder).metrics
 
 
 def hashes_of_step(rollouts: Sequence[Rollout], advantages: Tensor) -> dict[str, str]:

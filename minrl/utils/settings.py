@@ -13,6 +13,7 @@ minrl.types.UserError: group_size must be at least 1, got 0
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -114,8 +115,8 @@ def converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types 
             return origin(converted(name, one, own) for one, own in zip(each, value, strict=True))
     elif (origin is Literal and value in inner) or (origin is None and kind not in WORDS):
         return value
-    elif kind is str and isinstance(value, Path):
-        return str(value)
+    elif kind is str and isinstance(value, os.PathLike):  # a path, or a task of one's own by its name
+        return os.fspath(value)
     elif isinstance(value, str if kind in (int, float, Path) else ()) or (kind is float and type(value) is int):
         with suppress(ValueError, OverflowError):
             return kind(value)  # YAML reads 3e-4 as a string

@@ -221,7 +221,7 @@ def wilson(successes: int | float, n: int) -> tuple[float, float]:
     p, z2 = successes / n, Z95**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))  # not beyond the share by rounding
 
 
 def bootstrap(means: np.ndarray, counts: np.ndarray | None = None) -> tuple[float, float]:

@@ -38,6 +38,11 @@ BY_SHAPE = re.compile(r"\b(?:sk-|gsk_|hf_|ghp_|github_pat_|glpat-|xai-|nvapi-|AI
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: a lone half of a surrogate pair, as JSON may hold, cannot."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def printable(text: str) -> str:
     """The text with escapes in place of what is hidden or commands a terminal: Unicode's controls and format characters
     without tab, line end, and the two joiners that emoji and Persian need.

@@ -24,7 +24,7 @@ from minrl.engines import Engine, Sampling
 from minrl.engines.vllm import VllmEngine
 from minrl.engines.vllm_server import ServerEngine, WeightsFolder, expected_of
 from minrl.engines.vllm_sync import SyncError
-from minrl.models.processes import Processes
+from minrl.models.distributed import Processes
 from minrl.policy import Policy
 from minrl.run.setup import load_policy
 from minrl.types import Request

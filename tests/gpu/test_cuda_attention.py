@@ -1,4 +1,4 @@
-"""Flash attention of runs on a CUDA card against padded rows and the formula.
+"""Flash attention on a CUDA GPU against padded rows on it and the CPU.
 
 python -m pytest tests/gpu -m gpu
 """
@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from minrl.batch import pack
-from minrl.models import varlen_attention
-from minrl.models.attention import CardAttention
+from minrl.models.attention import StreamAttention, takes_flash
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.padded_attention import PaddedAttention
 from minrl.models.scoring import score
 
 pytestmark = [
@@ -35,32 +33,34 @@ def stream(request, make_rollout):
     return pack(rollouts, range(len(rollouts))).to(torch.device("cuda"))
 
 
-def with_gradients(attend, inputs):
+def with_gradients(attend, inputs, window):
     inputs = [x.requires_grad_() for x in inputs]
-    output = attend(*inputs, 0.1, None)
+    output = attend(*inputs, 0.1, window)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
     return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
+@pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_runs_are_padded_rows_within_the_precision(dtype, width, stream):
+def test_sequences_and_padded_rows_are_those_of_the_cpu(dtype, width, window, stream):
     generator, tokens = torch.Generator().manual_seed(0), len(stream.input_ids)
-    exact = [torch.randn(1, h, tokens, width, generator=generator).cuda() for h in (HEADS, KV_HEADS, KV_HEADS)]
-    half = [x.to(dtype) for x in exact]
-    assert varlen_attention.takes(half[0], None)
-    expected = with_gradients(PaddedAttention(stream), [x.float() for x in half])
-    for new, old in zip(with_gradients(CardAttention(stream), half), expected, strict=True):
-        assert new.dtype == dtype
-        torch.testing.assert_close(new.float() / old.abs().max(), old / old.abs().max(), atol=3e-2, rtol=0)
+    exact = [torch.randn(1, h, tokens, width, generator=generator) for h in (HEADS, KV_HEADS, KV_HEADS)]
+    half = [x.cuda().to(dtype) for x in exact]
+    assert takes_flash(half[0][0].transpose(0, 1))
+    expected = with_gradients(StreamAttention(stream.host), [x.float().cpu() for x in half], window)
+    for inputs, bound in ((half, 3e-2), ([x.detach().float() for x in half], 1e-3)):
+        for new, old in zip(with_gradients(StreamAttention(stream), inputs, window), expected, strict=True):
+            assert new.dtype == inputs[0].dtype
+            torch.testing.assert_close(new.float().cpu() / old.abs().max(), old / old.abs().max(), atol=bound, rtol=0)
 
 
 def test_autocast_decides_the_precision_of_what_normalization_left_in_float32(stream):
     shapes = [(1, h, len(stream.input_ids), 64) for h in (HEADS, KV_HEADS, KV_HEADS)]
     inputs = [torch.randn(shape, device="cuda") for shape in shapes]
     with torch.autocast("cuda", torch.bfloat16):
-        assert CardAttention(stream)(*inputs, 0.1, None).dtype == torch.bfloat16
-    assert CardAttention(stream)(*inputs, 0.1, None).dtype == torch.float32
+        assert StreamAttention(stream)(*inputs, 0.1, None).dtype == torch.bfloat16
+    assert StreamAttention(stream)(*inputs, 0.1, None).dtype == torch.float32
 
 
 def scored(device, stream, recompute, autocast):

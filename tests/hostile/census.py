@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from minrl.sandbox.slot import FIRST_UID, SHARED, SLOTS
+from minrl.sandbox.process import FIRST_UID, SLOTS
 
 MIB = 2**20
 PATIENCE_S = 15.0
+SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 SYSV = ("shm", "sem", "msg")
 
 

@@ -18,8 +18,8 @@ from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Ended, Sampling, ended_as
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.chat import CHAT_TEMPLATE
+from minrl.models.distributed import Processes
 from minrl.models.loading import ASSISTANT, END, PAD, USER, small_qwen3
-from minrl.models.processes import Processes
 from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy, as_policy
 from minrl.run import setup
@@ -72,7 +72,7 @@ def _encodable(text: str) -> bool:
 
 
 PASSES = 160
-"""After which the memory of scoring and training grows no more, whatever the lengths (LOG)."""
+"""After which the memory of scoring and training grows no more, whatever the lengths."""
 
 
 class Forced(TorchEngine):

@@ -68,6 +68,7 @@ SHARED_PAGES = """
 say('shared anonymous', libc.mmap(None, MIB, 3, 0x21, -1, 0) != ctypes.c_void_p(-1).value)
 say('shared, checked', libc.mmap(None, MIB, 3, 0x23, -1, 0) != ctypes.c_void_p(-1).value)
 say('/dev/zero', possible(os.open, '/dev/zero', os.O_RDWR))
+say('standard input', possible(os.ftruncate, 0, MIB) or possible(os.write, 0, b'x'))
 for name in ('/dev/shm/x', '/dev/mqueue/x', '/dev/hugepages/x'): say(name, possible(open, name, 'w'))
 for name, arguments in {
     'memfd_create': (b'x', 0), 'shmget': (0, MIB, 0o1666), 'mq_open': (b'/x', 0o102, 0o666, None)
@@ -89,6 +90,21 @@ events = ctypes.create_string_buffer(64)
 timers = 0
 while timers < 100000 and libc.timer_create(0, None, events) == 0: timers += 1
 say('timers', timers > 2000)
+"""
+
+NAMESPACES = """
+X86 = os.uname().machine == 'x86_64'
+for flags in (0x10000000, 0x20000, 0x10020000): say(f'unshare {flags}', granted('unshare', flags))
+child = libc.syscall(56 if X86 else 220, 0x10000000 | 17, 0, 0, 0, 0)
+if child == 0: os._exit(0)
+say('clone', child > 0 or ctypes.get_errno() != errno.EPERM)
+say('clone3', libc.syscall(435, 0, 0) != -1 or ctypes.get_errno() != errno.ENOSYS)
+say('a key', libc.syscall(248 if X86 else 217, b'user', b'minrl', b'left', 4, ctypes.c_int(-4)) != -1)
+import subprocess, threading
+thread = threading.Thread(target=lambda: None); thread.start(); thread.join()
+subprocess.run(['true'], check=True)
+for path in [__file__ + '/../new', '/usr/new', '/etc/new', '/new', '/dev/new', '/proc/sys/kernel/hostname', '../new']:
+    say(path, possible(open, path, 'w'))
 """
 
 SOCKETS = """
@@ -195,7 +211,10 @@ say('a file removed', possible(os.remove, OPEN + '/file'))
 LOCKS = """
 import fcntl
 file = os.open('locked', os.O_RDWR | os.O_CREAT)
-for n in range(6000, 0, -1): fcntl.fcntl(file, 37, struct.pack('hhqqi4x', 1, 0, 2 * n, 1, 0))  # F_OFD_SETLK, F_WRLCK
+lock = struct.pack('hhqqi4x', 1, 0, 2, 1, 0)
+for command in (6, 7, 37, 38): say(f'lock {command}', possible(fcntl.fcntl, file, command, lock))
+say('lease', possible(fcntl.fcntl, file, 1024, 0))
+fcntl.flock(file, fcntl.LOCK_EX)  # one for each open file, and compilers need it
 copies = [os.dup(file) for _ in range(200)]
 crowd(16, lambda: None)
 """
@@ -246,6 +265,7 @@ ATTACKS = [
         "memory",
     ),
     Attack("memory of many", "locks of files", LOCKS, "memory"),
+    Attack("namespaces", "namespaces of its own, keys and files", NAMESPACES),
     Attack("sockets", "every family and kind", SOCKETS),
     Attack("others", "other processes' memory", OTHERS_MEMORY),
     Attack("others", "other processes' limits and priorities", CHANGES_OF_OTHERS),

@@ -4,10 +4,9 @@ import random
 from pathlib import Path
 
 from minrl.rewards.workers import Failure
-from minrl.sandbox import calls, landlock
-from minrl.sandbox import filter as sandbox_filter
+from minrl.sandbox import calls, seccomp
 from minrl.sandbox.calls import Call, Limits, SandboxError
-from minrl.sandbox.files import SYSTEM
+from minrl.sandbox.walls import SYSTEM, landlock_version
 from minrl.types import Reward
 from tests.hostile.cases import Case
 from tests.hostile.machine import ATTACKS, PROGRAM
@@ -43,7 +42,7 @@ def attack(level: str, source: str, folder: str | Path, limits: Limits) -> calls
 
 def machine_case(level: str, rng: random.Random) -> Case:
     """A variant of an attack that the level is to hold."""
-    unruled, unfiltered = level == "limits" and not landlock.version(), not sandbox_filter.exists()
+    unruled, unfiltered = level == "limits" and not landlock_version(), not seccomp.exists()
     known = [
         one
         for one in ATTACKS

@@ -3,28 +3,35 @@
 import io
 import itertools
 import random
+import socket
+import threading
 import time
+import types
 from contextlib import redirect_stdout, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from minrl.rewards.workers import Workers
 from minrl.tasks import code, find_definition, load_task, reasoning_gym
-from minrl.tasks.bounded import bounded
-from minrl.tasks.code.checker import run
-from minrl.tasks.code.game import CodeGameOptions, refusal
-from minrl.tasks.code.judge import numbered
-from minrl.tasks.code.language import guarded
-from minrl.tasks.code.remote import Gone, Remote, exception_of
+from minrl.tasks.code_game import CodeGameOptions, guarded, refusal
+from minrl.tasks.code_judge import Candidate, Channel, Gone, Remote, answer, run
+from minrl.tasks.grader import bounded
 from minrl.types import Example
 from tests.apart import apart
-from tests.hostile.programs import CASES, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
+from tests.hostile import programs
+from tests.hostile.code_cases import ANSWERS as FORGED_ANSWERS
+from tests.hostile.code_cases import CASES, FORGED, HONEST, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
 
-CODE = [case for case in CASES if case.task == "code"]
-ANSWERS = [case for case in CASES if case.task != "code"]
+ANSWERS, OBJECTS = programs.CASES, {*HONEST, *FORGED, *FORGED_ANSWERS}
 
-FAST = ("for, raises", "for, exits after 1", "for, takes all the memory after 3", "right, for")
+FAST = {
+    *("for, raises", "for, exits after 1", "for, takes all the memory after 3", "right, for", *list(HONEST)[:1]),
+    *("an infinite loop", "a 100 MB answer", "an answer nested without end", "equal to everything", *list(FORGED)[:1]),
+    *("prints a fake verdict", "sends a fake verdict", "answers before it is asked", "closes the channel"),
+    *("redefines exceptions", "replaces its own harness", "looks for the tests everywhere", "fork bomb"),
+}
+"""Some of each kind. The others are tried in the slow set, as each takes two sandboxes of its own."""
 
 
 def printed(program):
@@ -49,17 +56,13 @@ def test_plain_programs_print_what_python_prints(program):
     assert out.getvalue().strip() == PLAIN[program]
 
 
-class Here(Remote):
+class Here:
     """Answers as a candidate does, without a sandbox."""
 
     def __init__(self, **names):
-        self.names = names
+        self.names, self.channel = names, types.SimpleNamespace(receive=lambda: ["loaded"])
 
-    def receive(self):
-        return True
-
-    def ask(self, kind, *values):
-        (name,) = values
+    def ask(self, request, name):
         if name not in self.names:
             raise AttributeError(name)
         return self.names[name]
@@ -87,7 +90,7 @@ def share(test, half):
 @pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
 def test_an_assert_that_passed_before_its_unit_broke_off_has_not_passed(test):
     assert share(test, lambda x: x / 2) == 1
-    for error in (ValueError(), exception_of(AssertionError, [], ""), exception_of(StopIteration, [], ""), Gone()):
+    for error in (ValueError(), AssertionError(), Gone()):
         for after in (1, 2):
             assert share(test, half_that_ends(error, after)) == 0, (error, after)
 
@@ -102,7 +105,7 @@ def test_what_does_not_break_off_keeps_its_share():
 
 
 def test_in_a_list_of_asserts_each_counts_for_itself():
-    sources, _ = numbered(["assert half(2) == 1", "assert half(4) == 2", "assert half(6) == 3"])
+    sources, _ = code.numbered(["assert half(2) == 1", "assert half(4) == 2", "assert half(6) == 3"])
     message = {
         "passed": "__passed__",
         "failed": "__failed__",
@@ -115,13 +118,41 @@ def test_in_a_list_of_asserts_each_counts_for_itself():
         assert run(Here(half=half_that_ends(error, 2)), {**message, "sources": sources})["passed"] == passed
 
 
-@pytest.mark.parametrize("case", [one for one in CODE if one.name in FAST], ids=lambda case: case.name)
+def share_in_a_thread(program, row):
+    """The share of the asserts that pass, with the program in a thread of this process."""
+    tests, _ = code.tests_of(row)
+    ours, theirs = socket.socketpair()
+    module = types.ModuleType("program")
+    exec(compile(program, "program.py", "exec"), vars(module))
+
+    def serve():
+        with theirs, suppress(EOFError, OSError):
+            channel = Channel(theirs.fileno())
+            channel.send(["loaded"])
+            answer(channel, Candidate(module))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    names = {"passed": "__passed__", "failed": "__failed__", "unit": "__unit__"}
+    verdict = run(Remote(Channel(ours.fileno())), {**names, **asdict(tests)})
+    ours.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    ours.close()
+    return len(verdict["passed"]) / tests.num_asserts
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if one.name in OBJECTS], ids=lambda case: case.name)
+def test_objects_are_judged_by_what_they_hold(case):
+    assert case.least <= share_in_a_thread(code.extract_program(case.completion), case.row) <= case.most
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if one.name in FAST], ids=lambda case: case.name)
 def test_hostile_programs_are_paid_nothing_and_honest_ones_in_full(case):
     assert case.least <= paid(case) <= case.most
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [one for one in CODE if one.name not in FAST], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [one for one in CASES if one.name not in FAST], ids=lambda case: case.name)
 def test_so_are_all_others(case):
     assert case.least <= paid(case) <= case.most
 

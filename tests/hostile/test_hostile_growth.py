@@ -9,10 +9,10 @@ import pytest
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.answers import boxed, boxes_together
 from minrl.tasks.code import completed, extract_program
-from minrl.tasks.code.game import CodeGameOptions, parse_guess, refusal
-from minrl.tasks.code.game import extract_program as game_program
-from minrl.tasks.reasoning_gym.formula import is_formula, is_small
-from minrl.tasks.rust.fences import extract_code
+from minrl.tasks.code_game import CodeGameOptions, parse_guess, refusal
+from minrl.tasks.code_game import extract_program as game_program
+from minrl.tasks.reasoning_gym import parse_formula
+from minrl.tasks.rust import extract_code
 from minrl.tasks.task import extract_answer
 from minrl.utils.text import unmarked
 
@@ -25,7 +25,7 @@ READERS = {
     "programs": lambda text: (refusal(text, CodeGameOptions(max_characters=10**9)), completed("x = 1", text)),
     "future": lambda text: completed("x = 1", f"from __future__ import division\n{text}"),
     "guesses": lambda text: parse_guess(text, 12),
-    "formulas": lambda text: (is_formula(text), is_small(text)),
+    "formulas": parse_formula,
     "JSON": json.loads,
 }
 WORDS = (

@@ -5,16 +5,14 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minrl.sandbox import calls as sandbox
-from minrl.sandbox import filter as sandbox_filter
-from minrl.sandbox import landlock
+from minrl.sandbox import seccomp
 from minrl.sandbox.calls import LEVELS, Call, Limits
-from minrl.sandbox.files import SYSTEM
+from minrl.sandbox.walls import SYSTEM, landlock_version
 from tests.hostile.machine import ATTACKS
 from tests.hostile.machine_variants import attack
 
@@ -71,9 +69,9 @@ def least_available():
 
 @pytest.mark.parametrize("case", ATTACKS, ids=lambda case: case.name)
 def test_the_machine_is_held(level, case, open_folder):
-    if case.needs_filter and not sandbox_filter.exists():
+    if case.needs_filter and not seccomp.exists():
         pytest.skip("no filter of system calls for this machine")
-    if case.family == "files" and level == "limits" and not landlock.version():
+    if case.family == "files" and level == "limits" and not landlock_version():
         pytest.skip("without Landlock the level `limits` does not keep files away")
     if case.name == "files without content" and level == "limits":
         pytest.skip("files lie on the disk")
@@ -152,12 +150,3 @@ print('tried', held)
         pytest.skip(f"that user cannot read this interpreter or this folder: {ended.stderr.decode()[-200:]}")
     levels = [name for name in LEVELS if not sandbox._unavailable(name)]
     assert ended.stdout.decode() == f"tried {levels}\n"
-
-
-@pytest.mark.slow
-def test_removing_what_was_made_is_no_part_of_the_call(level):
-    source = "for n in range(6000): os.mkdir('d'); os.chdir('d')\nfor n in range(9000): os.mkdir(str(n))"
-    outcome = attack(level, source, "/nowhere", replace(LIMITS, wall_s=60.0, cpu_s=60.0))
-    assert outcome.status == "ok" and outcome.text == "held\n", outcome.stderr[-300:]
-    for process in sandbox.Running._tidying:
-        process.wait(timeout=120.0)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from minrl.rewards.workers import Workers
-from minrl.tasks.bounded import MEMORY_MIB
+from minrl.tasks.grader import MEMORY_MIB
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.task import Dataset, Task
 from minrl.types import Example, Reward

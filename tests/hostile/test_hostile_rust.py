@@ -1,18 +1,16 @@
-"""Hostile Rust is scored, at 0, and its honest neighbour is paid."""
+"""Hostile Rust is scored, and earns at most what `todo!()` earns; its honest neighbour is paid."""
 
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from minrl.tasks.rust import RustOptions, RustReward, extract_code, guard, runner
-from minrl.tasks.rust.guard import refusal
-from minrl.tasks.rust.quality import scores, share_in_macros
-from minrl.tasks.rust.syntax import parse
-from minrl.tasks.rust.tests import own_tests
+from minrl.tasks import rust
+from minrl.tasks.rust import RustOptions, RustReward, extract_code, refusal, silences
+from minrl.tasks.rust_build import draw, working_toolchain
+from minrl.tasks.rust_quality import scores
 from minrl.types import Example, UserError
 from tests.hostile.rust import CASES, WORDS, fenced
 
@@ -20,20 +18,18 @@ pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitte
 
 
 @pytest.fixture(scope="module")
-def folder():
-    with tempfile.TemporaryDirectory(prefix="minrl-rust-") as path:
-        Path(path).chmod(0o755)
-        try:
-            runner.working_toolchain(Path(path))
-        except UserError as refused:
-            pytest.skip(str(refused))
-        yield path
+def cargo_works():
+    try:
+        working_toolchain()
+    except UserError as refused:
+        pytest.skip(str(refused))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cargo_works")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}: {case.name}")
-def test_a_hostile_solution_is_scored_and_earns_nothing(folder, case):
-    reward = RustReward(RustOptions(**{"cache": folder, **case.options}))
+def test_a_hostile_solution_is_scored_and_earns_no_more_than_a_stub(case):
+    reward = RustReward(RustOptions(**case.options))
     paid = reward(case.completion, Example("", "", {**case.row, "completion": case.completion}))
     assert case.least <= paid.value <= case.most, paid
     assert sum(name.startswith("refused_") for name in paid.parts) <= 1
@@ -42,10 +38,10 @@ def test_a_hostile_solution_is_scored_and_earns_nothing(folder, case):
 def read_whole(code):
     """All that is done with a solution's source."""
     extract_code(fenced(code))
-    refusal(code, "", allow_unsafe=False)
+    refusal(code, "")
     scores(code)
-    share_in_macros(parse(code), "")
-    own_tests(code, code)
+    silences(code, "")
+    draw(code, {"f"}, of_solution=True)
 
 
 def calls_of(code):
@@ -64,16 +60,16 @@ def calls_of(code):
     return calls
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", (*WORDS, "#[test] fn t() { assert_eq!(f(1), 1); }\n"))
 def test_reading_a_solution_takes_work_in_proportion_to_its_length(word):
     short, long = (calls_of(word * (length // len(word))) for length in (500, 2_000))
     assert long < 5 * short + 200  # 4 times as long; what is quadratic takes 16 times
 
 
 def test_raw_strings_without_an_end_and_quotes_alone_are_not_parsed(monkeypatch):
-    monkeypatch.setattr(guard, "parse", lambda _: pytest.fail("it takes seconds"))
+    monkeypatch.setattr(rust, "parse", lambda _: pytest.fail("it takes seconds"))
     for opening in ('r#"', 'br##"', '"', '""', "b'\""):
-        assert refusal(opening * 10_000, "", allow_unsafe=False) == "syntax"
+        assert refusal(opening * 10_000, "") == "syntax"
 
 
 LIMITED = """

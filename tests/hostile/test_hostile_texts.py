@@ -18,13 +18,13 @@ from minrl.evaluate.report import markdown_table as summary_table
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import word_tokenizer
 from minrl.report.charts import Chart, _label, svg
-from minrl.report.tables import table as report_table
+from minrl.report.page import table as report_table
 from minrl.rewards.episode import Play
 from minrl.rewards.judge import Judge
 from minrl.rewards.printed import Printed
 from minrl.tasks import checked, load_task
 from minrl.tasks.checked import LONGEST_NAME, MOST_NAMES
-from minrl.tasks.code.game import CodeGameOptions, refusal, shown_to_guesser
+from minrl.tasks.code_game import CodeGameOptions, refusal, shown_to_guesser
 from minrl.tasks.task import Task, split
 from minrl.types import SOLO, Example, Reward, Turn
 from minrl.utils.console import Screen, Table, print_tables
@@ -268,4 +268,4 @@ def test_every_file_that_shows_text_uses_the_one_function():
         if re.search(r"\\x1b|\\x9f|u202e|isprintable|html\.escape|from html", path.read_text(encoding="utf-8"))
     ]
     # The audit writes such characters, and the game refuses them: neither shows any.
-    assert sorted(filters) == ["tasks/code/game.py", "tools/attacks.py", "utils/text.py"]
+    assert sorted(filters) == ["tasks/code_game.py", "tools/attacks.py", "utils/text.py"]

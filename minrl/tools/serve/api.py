@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from minrl.models.messages import is_unicode
 from minrl.types import Message, UserError, require
 from minrl.utils.settings import Bound, Bounded
+from minrl.utils.text import is_unicode
 
 TEMPERATURE = Bound(least=1e-6, most=2.0, zero="greedy")
 """Logits divided by less may not be finite."""

@@ -27,8 +27,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate.runs import TrainedRun, find_runs
-from minrl.models.processes import Processes
+from minrl.evaluate.models import TrainedRun, find_runs
+from minrl.models.distributed import Processes
 from minrl.run.folder import resolve_model
 from minrl.run.setup import load_policy
 from minrl.tools.serve.api import Answer, ApiError, ApiRequest, Delta, read_request
@@ -182,7 +182,10 @@ def chat(sampler: Sampler, config: ServeConfig, example: Prompt | None = None) -
     messages, seed = list(begun), config.seed
     with suppress(EOFError):
         while True:
-            line = input("> " if terminal else "").strip()
+            try:
+                line = input("> " if terminal else "").strip()
+            except UnicodeDecodeError as error:
+                raise UserError(f"standard input must be UTF-8 text: {error}") from error
             asked: list[Message] = [*messages, {"role": "user", "content": line}]
             request = ApiRequest(prompt=line if plain else asked, temperature=config.temperature, seed=seed or None)
             if line == "/reset":

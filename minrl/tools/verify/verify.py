@@ -17,7 +17,7 @@ from pathlib import Path
 from minrl.config import TrainerConfig, with_absolute_paths
 from minrl.evaluate import run as evaluation
 from minrl.evaluate.config import EvaluateConfig
-from minrl.report.rollouts.chunk import Line, read_lines
+from minrl.report.rollouts import Line, read_lines
 from minrl.run.checkpoint import BEST, HASHES, by_step, damage, hash_files, last_saved, read_state, step_name, step_of
 from minrl.run.defaults import differing, full_name
 from minrl.run.folder import (

@@ -1,1 +1,0 @@
-"""The rollouts page: one HTML file in which a run's rollouts are read."""

@@ -1,0 +1,614 @@
+"""Tasks that the package does not hold: a decorated function, rewards of TRL and verl, installed packages."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minrl.config import BaseModelConfig, TrainerConfig
+from minrl.evaluate.config import EvaluateConfig
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.rewards.worker import Failure, call
+from minrl.rewards.workers import Workers
+from minrl.run.base_model import base_model_path
+from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
+from minrl.tasks.custom import installed_tasks, trl_rewards
+from minrl.tasks.programs import files_outside, programs_outside
+from minrl.tasks.task import Sampled, Task, split
+from minrl.types import SOLO, Example, Job, Mistake, Reward, Turn, UserError
+from minrl.utils.cli import from_dict, plain_options, to_dict
+from minrl.utils.task_names import task_key
+from tests.parsed import parsed
+
+ROOT = Path(__file__).parent.parent
+
+SOURCE = """
+from dataclasses import dataclass
+from minrl import task
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    most: int = 50
+    level = 1
+
+def sevens(options):
+    return [{"count": n} for n in range(1, options.most + 1)]
+
+@task(data=sevens, prompt="sevens {count} :".format_map, options=Options)
+def elevens(completion, row):
+    return completion.split() == ["7"] * row["count"]
+
+TASK = other = countdown = countdowns = elevens
+number = 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _imports_of_its_own(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine" / "elevens_task.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a package of that name with one module and these entry points, as pip leaves it on the disk."""
+
+    def put(package, source, **entries):
+        folder = tmp_path / f"site-{package}"
+        info = folder / f"{package}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{package}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = [f"{name} = {value}" for name, value in entries.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[minrl.tasks]", *lines, ""]))
+        monkeypatch.syspath_prepend(str(folder))
+
+    return put
+
+
+@pytest.fixture
+def make(tmp_path):
+    """The task of a file with this text behind the imports, and of rows beside it."""
+
+    def made(text, rows=(), name="mine_task", data_path=""):
+        (tmp_path / f"{name}.py").write_text(f"from minrl import task\nfrom minrl.types import SOLO, Turn\n{text}")
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        sys.modules.pop(name, None)
+        return load_task(f"{tmp_path / name}.py:it", None, data_path)
+
+    return made
+
+
+def examples(task):
+    return [*task.dataset.train, *task.dataset.held_out]
+
+
+SUMS = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
+QUIZ = """
+@task(data="rows.jsonl", prompt="question")
+def it(completion, row):
+    return completion.split()[-1:] == [row["answer"]]
+"""
+
+
+# The decorator
+
+
+def test_a_row_is_an_example_and_the_function_its_reward(make):
+    task = make(QUIZ, SUMS)
+    assert sorted(one.prompt for one in examples(task)) == sorted(row["question"] for row in SUMS)
+    example = next(one for one in examples(task) if one.prompt == "6 + 1 =")
+    assert [call(task.paid(text, example)) for text in ("it is 7", "8")] == [Reward(1.0), Reward(0.0)]
+    name = f"{sys.modules['mine_task'].__file__}:it"
+    assert find_definition(name)("it is 7", {"answer": "7"}) is True
+    assert [path.name for path in files_outside(name)] == ["mine_task.py", "rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompt"),
+    [
+        ('prompt="question"', "6 + 1 ="),
+        ('prompt=lambda row: row["question"].upper() + "?"', "6 + 1 =?"),
+        ('prompt="question", system="Be brief."', [("system", "Be brief."), ("user", "6 + 1 =")]),
+        ('prompt=lambda row: [{"role": "user", "content": row["question"]}]', [("user", "6 + 1 =")]),
+    ],
+)
+def test_the_prompt_is_a_column_or_a_function(make, arguments, prompt):
+    task = make(f'@task(data="rows.jsonl", {arguments})\ndef it(completion, row): return 1.0', SUMS)
+    shown = [one.prompt for one in examples(task) if one["answer"] == "7"]
+    said = prompt if isinstance(prompt, str) else [{"role": role, "content": text} for role, text in prompt]
+    assert shown == [said]
+
+
+def as_turns(*contents):
+    return [{"role": "user", "content": content} for content in contents]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda text: text + " ",
+        lambda text: text.replace(" ", "\n"),
+        lambda text: as_turns([{"type": "text", "text": text}]),
+        lambda text: [{"role": "system", "content": "Be brief."}, *as_turns(text)],
+        lambda text: [{**turn, "name": None} for turn in as_turns(text)],
+    ],
+)
+def test_a_problem_that_is_written_otherwise_is_held_out_with_it(make, other):
+    rows = [row | {"prompt": as_turns(row["question"])} for row in SUMS]
+    for row in SUMS:
+        given = other(row["question"])
+        rows.append(row | {"prompt": given if isinstance(given, list) else as_turns(given)})
+    found = make('@task(data="rows.jsonl", prompt="prompt")\ndef it(completion, row): return 1.0', rows).dataset
+    assert len(found.train) + len(found.held_out) == 80
+    assert not {one["question"] for one in found.train} & {one["question"] for one in found.held_out}
+
+
+def test_rows_that_differ_in_white_space_alone_are_two(make):
+    rows = [{**row, "answer": row["answer"] + space + "x"} for row in SUMS for space in (" ", "  ", "\n")]
+    assert len(examples(make(QUIZ, rows))) == 120
+
+
+def test_the_reward_is_not_called_to_see_what_it_reads(make):
+    text = QUIZ.replace("return", "assert completion; return") + "\nimport numpy\n"
+    rows = [{**row, "hint": None} for row in SUMS[:20]] + SUMS[20:]  # which the reward does not read
+    assert len(examples(make(text, rows))) == 40
+
+
+def test_two_tasks_of_one_name_are_two(make):
+    rows = split([Example(str(n), "?", {}) for n in range(9)], 0.3)
+    first, second = (Task(rows, lambda text, row, paid=paid: paid) for paid in (0.25, 0.75))
+    names = [TrainerConfig(task=one).rollout.task for one in (first, second, first)]
+    assert names[0] == names[2] != names[1]
+    rewards = [load_task(name).reward("", Example("1", "?", {})) for name in names]
+    assert rewards == [0.25, 0.75, 0.25]
+
+
+def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_count_once(make, said):
+    others = [{**row, "answer": "another"} for row in SUMS]
+    task = make(QUIZ, [*SUMS, *others, *SUMS[:3]])
+    assert len(examples(task)) == 80
+    assert not {one.prompt for one in task.dataset.train} & {one.prompt for one in task.dataset.held_out}
+    (line,) = said
+    assert "of 83 rows 3 repeat another and are left out; 80 share their problem with rows of other values" in line
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "?"}, "answer is missing or None, and the reward reads it"),
+        ({"answer": "7"}, r"lacks question \(it has answer\)"),
+        ({"question": "?", "answer": None}, "answer is missing or None, and the reward reads it"),
+        ({"question": "?", "answer": "\ud800"}, "answer holds a lone half of a surrogate pair"),
+        ({"question": "?", "answer": [{"a": "\udfff"}]}, "answer holds a lone half of a surrogate pair"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_with_its_column(make, said, row, reason):
+    assert len(examples(make(QUIZ, [*SUMS, row]))) == 40
+    assert re.search(rf"1 of 41 rows left out: row 41: {reason}", said[0])
+    with pytest.raises(UserError, match=rf"^row 1 of .*rows\.jsonl \(all\): {reason}"):
+        examples(make(QUIZ, [row, row, *SUMS[:9]]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f():\n @task(data=[], prompt='q')\n def it(c, r): return 1\n return it\nit = f()", "cannot be sent"),
+        ("@task(data=[], prompt='q')\ndef it(completion): return 1", r"it must take \(completion, row\).* too many"),
+        ("@task(data=[], prompt='q')\ndef it(c, r, d): return 1", r"it must take \(completion, row\).* missing"),
+        ("@task(data=[])\ndef it(c, r): return 1", "@task needs a prompt"),
+        ("it = task(data=[], prompt='q')(len)", "@task decorates a function"),
+        ("@task(data=[], prompt='q', episode=len)\ndef it(r, rng): yield", "it yields, so it is the episode"),
+        ("@task(data=[], prompt='q', held_out=2)\ndef it(c, r): return 1", "held_out must be a share from 0 to 1"),
+        ("@task(data=[], prompt='q', stopstrings=())\ndef it(c, r): return 1", "did you mean stop_strings"),
+        ("@task(data=[], prompt='q', options=3)\ndef it(c, r): return 1", "options must be a dataclass, got 3"),
+        ("@task(data=[], prompt='q')\ndef it(c, r): return 1", "the task's rows has no rows"),
+        ("@task(data=[1], prompt='q')\ndef it(c, r): return 1", r"a row must be a dict, got 1 \(int\)"),
+        ("@task(data='rows.txt', prompt='q')\ndef it(c, r): return 1", "rows.txt does not exist"),
+        ("@task(data='mine.jsonl', prompt='q')\ndef it(c, r): return 1", r"/.*mine.jsonl does not exist: a JSONL"),
+    ],
+)  # fmt: skip
+def test_a_wrong_decoration_is_refused_in_one_line(make, text, message):
+    with pytest.raises(UserError, match=message) as refused:
+        examples(make(text))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("column", ["tools", "chat_template_kwargs"])
+def test_a_column_that_would_change_a_conversation_is_refused_by_name(make, column):
+    text = QUIZ.replace('prompt="question"', 'prompt="question", system="Be brief."')
+    with pytest.raises(UserError, match=f"row 1 of .*: {column} is not shown to the model"):
+        examples(make(text, [{**row, column: [{"name": "add"}]} for row in SUMS]))
+    assert len(examples(make(QUIZ, [{**row, column: []} for row in SUMS]))) == 40
+
+
+def test_the_held_out_split_of_a_folder_is_named(make, tmp_path, said):
+    (tmp_path / "data").mkdir()
+    for name, rows in {"train": SUMS[:30], "validation": SUMS[28:]}.items():
+        (tmp_path / "data" / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = make(QUIZ.replace('"rows.jsonl"', '"data", held_out="validation"'))
+    assert task.dataset.sizes() == (28, 12)
+    assert "2 training rows have a held-out problem and are left out" in said[0]
+    with pytest.raises(UserError, match=r"train.jsonl has no splits of its own: hold out a share, such as 0\.2"):
+        examples(load_task(f"{tmp_path}/mine_task.py:it", None, str(tmp_path / "data/train.jsonl")))
+
+
+def test_an_episode_is_given_the_row_and_pays_each_role(make):
+    task = make(
+        "@task(data=[{'n': n} for n in range(20)], demonstrations=lambda row, rng: str(row['n']))\n"
+        "def it(row, rng):\n said = yield Turn(SOLO, f'say {row[\"n\"]}')\n return {SOLO: float(said == str(row['n']))}"
+    )
+    example = examples(task)[0]
+    play = task.play(example, None)
+    assert next(play) == Turn(SOLO, f"say {example['n']}") and task.demonstrations(example, None) == str(example["n"])
+    with pytest.raises(StopIteration) as ended:
+        play.send(str(example["n"]))
+    assert ended.value.value == {SOLO: Reward(1.0)}
+
+
+def test_a_task_may_be_played_with_a_tool_and_its_flags(make, tmp_path):
+    make(QUIZ.replace("prompt=", 'tools="python", prompt='), SUMS)
+    flags = ["--task", f"{tmp_path}/mine_task.py:it", "--python.calls", "2"]
+    options = parsed(flags)[1]
+    assert options["python"].calls == 2
+    assert load_task(flags[1], options).episode is not None
+
+
+def test_a_reward_may_be_a_coroutine_with_a_client_that_is_kept(make):
+    task = make("import asyncio\nseen = set()\n" + QUIZ.replace("def it", "async def it").replace(
+        "    return", "    seen.add(asyncio.get_running_loop())\n    return"), SUMS)  # fmt: skip
+    assert [call(task.paid(text, examples(task)[0])).value for text in ("", examples(task)[0]["answer"])] == [0, 1]
+    assert len(sys.modules["mine_task"].seen) == 1
+
+
+# Rewards of TRL and verl
+
+
+TRL_ROWS = [{"prompt": f"{n}?", "answer": str(n)} for n in range(40)]
+VERL_ROWS = [{"prompt": f"{n}?", "data_source": "a", "reward_model": {"ground_truth": str(n)}} for n in range(40)]
+SCORE = "def it(data_source, solution_str, ground_truth, extra_info):\n    return "
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "paid"),
+    [
+        ("def it(completions, answer, **columns): return [2.0 * (a == c) for a, c in zip(answer, completions)]",
+         TRL_ROWS, Reward(2.0, maximum=2.0)),
+        ("async def it(completions, **columns): return [0.5]", TRL_ROWS, Reward(0.5)),
+        ("class It:\n def __call__(self, completions, **c): return [0.5]\nit = It()", TRL_ROWS, Reward(0.5)),
+        ("it = lambda completions, **columns: [0.5]", TRL_ROWS, Reward(0.5)),
+        ("import functools\nit = functools.partial(lambda w, completions, **c: [w], 0.5)", TRL_ROWS, Reward(0.5)),
+        ("def a(completions, **c): return [1.0]\ndef b(completions, **c): return [-1.0]\n"
+         "def none(completions, **c): return [None]\nit = [(a, 0.5), b, none]",
+         TRL_ROWS, Reward(-0.5, {"a": 1.0, "b": -1.0})),
+        ("def it(completions, completion_ids, trainer_state, log_metric, **columns):\n"
+         "    log_metric('tokens', len(completion_ids[0]))\n    return [trainer_state.global_step / 10]",
+         TRL_ROWS, Reward(0.3, {"tokens": 2.0})),
+        (SCORE + "float(solution_str == ground_truth)", VERL_ROWS, Reward(1.0)),
+        (SCORE + "{'score': 0.5, 'length': len(solution_str)}", VERL_ROWS, Reward(0.5, {"length": 1.0})),
+    ],
+)  # fmt: skip
+def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path, text, rows, paid):
+    task = make(text, rows, data_path=str(tmp_path / "rows.jsonl"))
+    example = next(one for one in examples(task) if one.prompt == "7?")
+    workers = Workers(1, 120.0)
+    try:
+        assert workers.run([task.paid(Sampled.of("7", [5, 2], 3), example)]) == [paid]
+    finally:
+        workers.close()
+
+
+def test_a_function_of_trls_form_is_given_what_trl_gives():
+    def reward(**given):
+        seen.update(given)
+        return [None, 2.5]
+
+    seen, chat = {}, [{"role": "user", "content": "?"}]
+    rows = [Example("", chat, {"answer": n, "level": "easy"}) for n in (1, 2)]
+    texts = [Sampled.of("1", [7, 2], 4), Sampled.of("\u00fc", [8, 9, 2], 4)]
+    assert trl_rewards(reward, texts, rows, {}) == [None, 2.5]
+    assert seen.pop("trainer_state").global_step == 4 and {"log_extra", "log_metric"} <= seen.keys()
+    assert {name: value for name, value in seen.items() if not name.startswith("log_")} == {
+        "prompts": [chat, chat],
+        "completions": [[{"role": "assistant", "content": text}] for text in ("1", "\u00fc")],
+        "completion_ids": [[7, 2], [8, 9, 2]],
+        "answer": [1, 2],
+        "level": ["easy", "easy"],
+    }
+
+
+def test_none_of_all_rewards_makes_a_completion_unscorable_and_no_mistake(make, tmp_path):
+    text = "def it(completions, **columns): return [None]"
+    task = make(text, TRL_ROWS, data_path=str(tmp_path / "rows.jsonl"))
+    failure = call(task.paid("7", examples(task)[0]))
+    assert isinstance(failure, Failure) and failure.reason.strip().endswith("it does not apply to the row")
+
+
+@pytest.mark.parametrize("paid", [None, 1.0, [1.0, 1.0], "1", {"a": 1}])
+def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
+    with pytest.raises(Mistake, match="must return a list of 1, one of each"):
+        trl_rewards(lambda **given: paid, ["text"], [Example("", "?", {})], {})
+    with pytest.raises(Mistake, match="reads completion_ids, which texts that no run sampled do not have"):
+        trl_rewards(lambda completions, completion_ids, **given: paid, ["text"], [Example("", "?", {})], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "message"),
+    [
+        ("def it(completions, **c): return [1]", [{"prompt": "?", "prompts": 1}], "the column prompts has the name"),
+        ("def it(completions, answer): return [1]", [{"prompt": "?"}], "lacks answer"),
+        ("def it(completions, **c): return [1]", [{"answer": "7"}], "lacks prompt"),
+        (SCORE + "1", [{"prompt": "?", "data_source": "a"}], "lacks reward_model"),
+        ("def it(text): return 1", [], "is no task but function of parameters text; a reward in TRL's form has"),
+        ("it = [len]", [], "is no task but list"),
+    ],
+)  # fmt: skip
+def test_a_reward_or_row_of_another_form_is_refused(make, tmp_path, text, rows, message):
+    with pytest.raises(UserError, match=message):
+        examples(make(text, rows, data_path=str(tmp_path / "rows.jsonl")))
+
+
+# Real processes: the three ways of use
+
+
+SCRIPT = """
+import json, sys, minrl
+from quiz import quiz
+if sys.argv[1] == "registered":
+    minrl.TASK_DEFINITIONS["quiz"] = quiz
+sizes = dict(steps=2, prompts_per_step=2, group_size=2, max_tokens=2, eval_examples=2, eval_samples=1)
+quick = dict(eval_first=False, quiet=True, threads=1, device="cpu", preflight=False, reward_workers=1)
+config = minrl.TrainerConfig(task="quiz" if sys.argv[1] == "registered" else quiz, model_id="model", **sizes, **quick)
+print(json.dumps(minrl.train(config)))
+"""
+FLAGS = """--task quiz.py:quiz --model-id model --steps 2 --prompts-per-step 2 --group-size 2 --max-tokens 2
+    --eval-examples 2 --eval-samples 1 --no-eval-first --quiet --threads 1 --device cpu --no-preflight
+    --reward-workers 1"""
+
+
+@pytest.mark.parametrize("way", ["command", "object", "registered"])
+def test_readmes_task_is_trained_by_a_process_of_its_own(tmp_path, way):
+    (source,) = (
+        one for one in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "@task" in one
+    )
+    assert len(list(filter(None, source.splitlines()))) < 5
+    (tmp_path / "quiz.py").write_text(source)
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, SUMS)))
+    tokenizer = word_tokenizer(["+", "=", *map(str, range(41))])
+    for part in (small_qwen3(tokenizer, 64, 1, 2, 0), tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [str(ROOT / "train.py"), *FLAGS.split()] if way == "command" else ["script.py", way]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    (summary,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json"))
+    assert (summary["task"], summary["steps"]) == ("quiz", 2)
+    assert summary["eval_after"]["pass@1"] is not None
+
+
+# Files and their options
+
+
+def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file):
+    config, options = parsed(["--task", f"{file}:elevens", "--elevens.most", "20"])
+    assert config.rollout.task == f"{file}:elevens"
+    assert sum(load_task(config.rollout.task, options).dataset.sizes()) == 20
+    evaluated = parsed(["--task", f"{file}:elevens", "--elevens.most", "20", "--completions", "a"], EvaluateConfig)
+    assert (evaluated[0].task, evaluated[1]["elevens"].most) == (f"{file}:elevens", 20)
+    assert option_classes([f"{file}:elevens"])["elevens"].__name__ == "Options" and "elevens" not in option_classes([])
+    for name, expected in ((f"{file}:elevens", "elevens"), (f"{file}:TASK", "elevens_task"), ("hanoi", "hanoi")):
+        assert parsed(["--task", name])[0].what == f"{expected}-grpo" and task_key(name) == expected
+
+
+def test_a_relative_path_is_stored_as_an_absolute_one(file, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for flags in (["--task", "mine/elevens_task.py:elevens"], ["--task=mine/elevens_task.py:elevens"]):
+        assert parsed(flags)[0].rollout.task == f"{file}:elevens"
+    config, _ = parsed(["--eval-tasks", "hanoi, mine/elevens_task.py:elevens"])
+    assert config.evaluation.other_tasks == ["hanoi", f"{file}:elevens"]
+    (tmp_path / "settings.yaml").write_text("task: mine/elevens_task.py:elevens\n")
+    assert parsed(["--config", "settings.yaml"])[0].rollout.task == f"{file}:elevens"
+
+
+def test_a_stored_config_finds_the_file_and_its_options_again(file, tmp_path, monkeypatch):
+    given = parsed(["--task", f"{file}:elevens", "--elevens.most", "20", "--steps", "3"])
+    values = json.loads(json.dumps(to_dict(*given)))
+    monkeypatch.chdir("/")
+    assert from_dict(values, TrainerConfig) == given
+    (tmp_path / "config.json").write_text(json.dumps({"minrl_run": "name", "config": values}))
+    stored = ["--config", str(tmp_path / "config.json")]
+    assert parsed(stored) == given
+    config, options = parsed([*stored, "--elevens.most", "30", "--task", "countdown"])
+    assert (config.rollout.task, options["elevens"].most) == ("countdown", 30)
+
+
+TYPES = {
+    "words: list[str] = field(default_factory=list)": ("words", "a,b", ["a", "b"]),
+    "weights: tuple[float, ...] = (1, 2)": ("weights", "0.5", (0.5,)),
+    'place: Path = Path("a/b")': ("place", "c", Path("c")),
+    'levels: tuple[Literal["easy", "hard"], ...] = ()': ("levels", "hard,easy", ("hard", "easy")),
+    "board: tuple[int, int] = (3, 4)": ("board", "5,6", (5, 6)),
+    "limit: int | None = None": ("limit", "7", 7),
+}
+
+
+def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
+    imports = "from dataclasses import field\nfrom pathlib import Path\nfrom typing import Literal\n"
+    fields = "".join(f"    {line}\n" for line in ("most: int = 50", *TYPES))
+    file.write_text(imports + SOURCE.replace("    most: int = 50\n", fields))
+    given = [word for name, text, _ in TYPES.values() for word in (f"--elevens.{name}", *text.split(","))]
+    named = ["--task", f"{file}:elevens"]
+    for arguments in (named, [*named, *given]):
+        config = parsed(arguments)
+        assert from_dict(json.loads(json.dumps(to_dict(*config))), TrainerConfig) == config
+    options = config[1]["elevens"]
+    assert [getattr(options, name) for name, _, _ in TYPES.values()] == [value for _, _, value in TYPES.values()]
+    assert json.dumps(plain_options(options))  # an evaluation's settings.json holds it too
+    for value, message in (({"board": [5]}, "a list of 2: an integer, an integer"), ({"levels": ["a"]}, "easy, hard")):
+        with pytest.raises(UserError, match=f"must be .*{message}, got"):
+            from_dict({"task": f"{file}:elevens", "tasks": {"elevens": value}}, TrainerConfig)
+
+
+def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
+    decoy = tmp_path / "elsewhere"
+    decoy.mkdir()
+    (decoy / file.name).write_text("raise RuntimeError('the wrong file')")
+    monkeypatch.chdir(decoy)  # where a worker starts must not decide which file it imports
+    task = load_task(f"{file}:elevens")
+    workers = Workers(1, 120.0)
+    try:
+        example = task.dataset.train[0]
+        right = " ".join(["7"] * example["count"])
+        assert workers.run([Job(task.reward, (text, example)) for text in (right, right + " 7")]) == [True, False]
+    finally:
+        workers.close()
+
+
+REFUSED = {
+    ("elevens_task.py:nothing", ""): r"nothing is not there; of tasks .*elevens_task\.py has elevens, TASK",
+    ("elevens_task.py:number", ""): "number is no task but int",
+    ("elevens_task.py", ""): r"say which of its attributes is the task, such as .*elevens_task\.py:TASK",
+    ("elevens_task.py:", ""): r"say which of its attributes is the task, such as .*elevens_task\.py:TASK",
+    ("elevens_task.py:countdown", ""): r"flags --countdown\.\* would be those of both 'countdown' and '.*:countdown'",
+    ("absent.py:TASK", ""): "no file /.*absent.py",
+    ("two-words.py:TASK", SOURCE): "must be named as a Python module is, got two-words.py: rename it",
+    ("json.py:TASK", SOURCE): r"has the name of another module, .*json.*: rename the file",
+    ("math.py:TASK", SOURCE): "has the name of another module",
+    ("__main__.py:TASK", SOURCE): r"__main__\.py has the name of",
+    ("raising.py:TASK", "raise RuntimeError('two\\nlines')"): "cannot be imported: RuntimeError: two lines",
+    ("broken.py:TASK", "def"): "cannot be imported: SyntaxError: invalid syntax",
+    ("leaving.py:TASK", "import sys; sys.exit('enough')"): "cannot be imported: SystemExit: enough",
+    ("plain.py:TASK", SOURCE.replace("@dataclass(frozen=True, kw_only=True)", "")): "options must be a dataclass",
+    ("any.py:TASK", SOURCE.replace("int = 50", '"Any" = 20')): "types of Options cannot be resolved: NameError: .*Any",
+    ("dict.py:TASK", SOURCE.replace("int = 50", "dict = None")): r"Options\.most is of type .*dict.*, which no flag",
+    ("union.py:TASK", SOURCE.replace("int = 50", "int | str = 5")): r"Options\.most is of type int \| str, which no",
+    ("lists.py:TASK", SOURCE.replace("int = 50", "list[list[int]] = ()")): r"Options\.most is of type list\[list",
+    ("needy.py:TASK", SOURCE.replace(" = 50", "")): r"needs a default, Options\.most has none",
+}
+
+
+@pytest.mark.parametrize(("name", "source"), REFUSED)
+def test_a_file_that_cannot_be_a_task_is_refused_in_one_line(file, name, source):
+    if source:
+        (file.parent / name.partition(":")[0]).write_text(source)
+    with pytest.raises(UserError, match=REFUSED[name, source]) as refused:
+        parsed(["--task", f"{file.parent / name}"])
+    assert "\n" not in str(refused.value)
+
+
+def test_files_and_packages_of_one_name_are_refused(file, tmp_path):
+    twin = tmp_path / "yours" / file.name
+    twin.parent.mkdir()
+    twin.write_text(SOURCE)
+    load_task(f"{file}:elevens")
+    with pytest.raises(UserError, match=f"{twin} has the name of another module, {file}"):
+        load_task(f"{twin}:other")
+    (file.parent / "packed").mkdir()
+    (file.parent / "packed" / "__init__.py").write_text("")
+    (file.parent / "packed.py").write_text(SOURCE)
+    with pytest.raises(UserError, match="has the name of another module"):
+        load_task(f"{file.parent / 'packed.py'}:TASK")
+
+
+def test_two_tasks_whose_flags_would_be_the_same_are_refused(file, tmp_path):
+    twin = tmp_path / "another_task.py"
+    twin.write_text(SOURCE)
+    flags = ["--task", f"{file}:elevens", "--eval-tasks"]
+    assert set(parsed([*flags, f"{file}:other"])[1]) == {"elevens", "other"}
+    with pytest.raises(UserError, match=r"flags --elevens\.\* would be those of both"):
+        parsed([*flags, f"{twin}:elevens"])
+
+
+def test_flags_of_a_files_task_are_its_own_and_a_mistyped_one_gets_a_suggestion(file, capsys):
+    _, options = parsed(["--task", f"{file}:countdowns", "--countdowns.most", "9"])
+    assert set(options) == {"countdowns"} and options["countdowns"].most == 9
+    with pytest.raises(SystemExit):
+        parsed(["--task", f"{file}:countdowns", "--help"])
+    page = capsys.readouterr().out
+    assert "\ntask countdowns:\n  --countdowns.most INT" in page and "--countdown.max-number" not in page
+    with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
+        parsed(["--task", f"{file}:elevens", "--elevens.mst", "20"])
+    with pytest.raises(UserError, match=r"unknown flag --elevens\.level: level has no type: write it as in `level: i"):
+        parsed(["--task", f"{file}:elevens", "--elevens.level", "20"])
+    with pytest.raises(UserError, match="no task 'elevens'"):
+        from_dict({"tasks": {"elevens": {"most": 20}}}, TrainerConfig)
+
+
+def test_an_installed_package_offers_tasks_by_entry_points(install):
+    install("elevens_package", SOURCE, **{"elevens": "elevens_package:TASK", "more-elevens": "elevens_package:other"})
+    assert set(installed_tasks()) == {"elevens", "more-elevens"}
+    config, options = parsed(["--task", "more-elevens", "--more-elevens.most", "40"])
+    assert config.what == "more-elevens-grpo"
+    assert sum(load_task("more-elevens", options).dataset.sizes()) == 40
+    values = json.loads(json.dumps(to_dict(config, options)))
+    assert from_dict(values, TrainerConfig) == (config, options)
+    # What is installed may be set in a file, whichever task is trained.
+    assert from_dict({"tasks": {"elevens": {"most": 4}}}, TrainerConfig)[1]["elevens"].most == 4
+    names = ", ".join([*TASK_DEFINITIONS, "reasoning_gym/NAME", "elevens, more-elevens"])
+    with pytest.raises(UserError, match=rf"no task 'elven': did you mean elevens\? choose one of {names}, or name a f"):
+        load_task("elven")
+    with pytest.raises(UserError, match=r"no task 'mine\.txt:TASK': choose one of"):
+        load_task("mine.txt:TASK")
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "entry", "message"),
+    [
+        (SOURCE, "wares", "shop:number", "of shop must be a minrl.tasks.TaskDefinition, got int"),
+        (SOURCE, "wares", "shop:nothing", "cannot be imported: AttributeError"),
+        ("raise OSError('shut')", "wares", "shop:TASK", "entry point wares = 'shop:TASK' of shop .*OSError: shut"),
+        (SOURCE, "hanoi", "shop:TASK", "shop offers a task 'hanoi', which is a built-in one's name: uninstall it"),
+        *((SOURCE, name, "shop:TASK", "cannot begin a flag") for name in ("class", "_main", "two words", "a.b")),
+    ],
+)
+def test_an_entry_point_that_is_no_task_is_refused(install, source, name, entry, message):
+    install("shop", source, **{name: entry})
+    assert parsed(["--task", "countdown"])  # what is not asked for is not loaded
+    with pytest.raises(UserError, match=message) as refused:
+        parsed(["--task", name])
+    assert "\n" not in str(refused.value)
+
+
+def test_two_packages_that_offer_one_name_are_refused(install):
+    install("first_shop", SOURCE, wares="first_shop:TASK")
+    install("second_shop", SOURCE, wares="second_shop:TASK")
+    with pytest.raises(UserError, match=r"(first|second)_shop and (first|second)_shop offer a task 'wares' each"):
+        load_task("wares")
+
+
+def test_the_base_model_of_a_changed_file_is_another_one(file):
+    name, beside = f"{file}:elevens", file.parent / "elevens_of.py"
+    file.write_text(SOURCE + "\n\ndef later():\n    import elevens_of\n    return elevens_of\n")
+    beside.write_text("HOW_MANY = 11\n")
+    options = find_definition(name).options()
+
+    def found():
+        shown = str(programs_outside(name))
+        return base_model_path(BaseModelConfig(), "elevens", options, ["7"], "checkpoints", shown)
+
+    before = found()
+    assert files_outside(name) == [beside, file] and before == found()
+    beside.write_text("HOW_MANY = 12\n")
+    changed = found()
+    file.write_text(file.read_text() + "#")
+    assert len({before, changed, found()}) == 3
+    assert programs_outside("hanoi") == {} and files_outside("hanoi") == []
+    (file.parent / "program_of_trl.py").write_text("def reward(completions, **columns):\n    return [1.0]\n")
+    name = f"{file.parent}/program_of_trl.py:reward"
+    assert list(programs_outside(name)) == ["program_of_trl"]

@@ -1,0 +1,373 @@
+"""Wrong uses of every program, in this process: each ends in one line that says what was given and how to fix it, and
+what was there stays as it was.
+"""
+
+import json
+import shlex
+import shutil
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minrl.__main__ import PROGRAMS, main
+from minrl.evaluate import stages
+from minrl.rewards import completions
+from minrl.run import base_model, setup
+from minrl.sandbox import calls
+from minrl.sft import demonstrations, filter
+from minrl.tasks import reasoning_gym
+from minrl.utils.cli import run_main
+from tests.chat_server import ChatServer, answer
+from tests.disks import files_up_to
+from tests.killing import signalled_at
+
+for program in PROGRAMS.values():  # which says that it loads, the first time
+    import_module(program.module)
+
+TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
+    --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
+START = f"--task sevens --model-id model {TINY}"
+JUDGE = f"{START} --judge-model m --judge-retries 0 --judge-timeout-s 2 --judge-cache="
+ROWS = "--task countdown --reward-workers 1"
+
+
+def listing(folder):
+    """Each file with its content, each link with its target, each folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        found[path.relative_to(folder)] = (
+            path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        )
+    return found
+
+
+@pytest.fixture
+def refused(capfd, monkeypatch):
+    """Runs a program where it must refuse: no model is made for minutes where it does not."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back when the test is over
+    monkeypatch.setattr(base_model, "make_base_model", lambda *_, **__: pytest.fail("this was not refused"))
+
+    def refused(program, flags, *words):
+        before = listing(Path())
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run_main(main, [program, *shlex.split(flags)])
+        said = capfd.readouterr().err
+        said = said.removeprefix(f"reading {flags}\n" if program == "report" else "")
+        assert ended.value.code == 2, said
+        assert said.startswith("error: ") and said.count("\n") == 1, said
+        assert [word for word in words if word not in said] == [], said
+        assert listing(Path()) == before
+
+    return refused
+
+
+FLAGS = [
+    # several tasks
+    *(("train", f"--task countdown:{weight},hanoi:1", f"of countdown must be a number above 0, got '{weight}'")
+      for weight in ("0", "nan", "inf")),
+    ("train", "--task countdown:many,hanoi:1", "the weight of countdown must be a number, got 'many'"),
+    ("train", "--task :2,hanoi", "task must name a task before its weight, got ':2'"),
+    ("train", "--task countdown:2,hanoi:1,countdown:1", "task names countdown twice"),
+    ("train", "--task countdown,hanoi --task-max-tokens tictactoe:9", "the tasks are countdown, hanoi"),
+    ("train", "--task countdown,hanoi --task-max-tokens hanoi:5,hanoi:6", "each task once"),
+    ("train", "--task countdown,hanoi --task-reward-scale hanoi:0", "of hanoi must be a number above 0, got '0'"),
+    ("train", "--task countdown --task-reward-scale countdown:2", "the run has countdown alone"),
+    ("train", "--task countdown,hanoi --task-data-path hanoi:x", "hanoi makes its own boards and takes no --data-path"),
+    ("train", "--task countdown,hanoi --target-reward-std 0.3", "target_reward_std is of one task"),
+    ("train", "--task countdown:2,hanoi --teacher-prompt {prompt}", "teacher_prompt is of one task"),
+    ("expert-iteration", "--task countdown,hanoi", "train.py alone takes several tasks in one run"),
+    # values, and flags that contradict each other or need another
+    ("evaluate", "--checkpoint x --pass-at two", "pass_at must be an integer, got 'two'"),
+    ("evaluate", "--checkpoint x --force all", "must be one of generate, score, got 'all'"),
+    ("train", "--chat-template chatlm", "one of chatml, llama3, gemma, plain, got 'chatlm'", "did you mean chatml?"),
+    ("evaluate", "--models openai:x@http://h --chat-template plain", "chat_template is for models loaded here"),
+    ("train", "--runs-dir ''", "runs_dir must name a folder, got ''"),
+    ("train", "--overlong penalize", "overlong_buffer go together, got penalize and 0"),
+    ("train", "--opponent x", "--opponent has nobody to play", "leave it out"),
+    ("train", "--data-path nowhere.jsonl", "countdown makes its own problems and takes no --data-path"),
+    ("train", "--task ''", "--model-id, or a --task"),
+    ("evaluate", "--model-id x", "--checkpoint or --models, not --model-id"),
+    ("evaluate", "--checkpoint x --temperature 0 --samples 4", "temperature 0 says the same again"),
+    ("evaluate", "--checkpoint x --pass-at 8 --samples 4", "pass_at 8 needs at least 8 --samples, got 4"),
+    ("evaluate", "--completions rows.jsonl --task gsm8k --data-path a", "data_path is of no use with --completions"),
+    ("sft", "", "name the rows to train on with --data"),
+    ("filter", "--data rows.jsonl --output out --task tictactoe", "tictactoe is played over several turns"),
+    # files
+    ("train", "--task nowhere.py:task", "--task", "no file", "/nowhere.py"),
+    ("train", "--task empty.py", "say which of its attributes is the task", "empty.py:TASK"),
+    ("train", "--task notes.txt", "no task 'notes.txt'", "path/to/file.py:name"),
+    ("train", "--config rows.jsonl", "unknown setting 'prompt'"),
+    ("train", "--runs-dir notes.txt", "notes.txt", "a file is where a folder should be", "--runs-dir"),
+    ("train", "--judge-model m --judge-prompt notes.txt", "never shows the completion: write {completion} in it"),
+    ("evaluate", "--completions nowhere.jsonl", "cannot read the completions in nowhere.jsonl", "No such file"),
+    ("evaluate", "--completions rows.jsonl --output .", "cannot write .: it is a folder; name a file"),
+    ("evaluate", "--completions rows.jsonl --output notes.txt/x", "notes.txt: a file is where a folder should be"),
+    ("filter", "--data nowhere.jsonl --output out", "cannot read the rows in nowhere.jsonl"),
+    ("report", "notes.txt", "no run notes.txt", "holds a config.json"),
+]  # fmt: skip
+"""A program, its flags, and what its one line must hold. More are in test_cli.py and test_config.py."""
+
+
+@pytest.mark.parametrize("case", FLAGS, ids=lambda case: f"{case[0]} {case[1]}")
+def test_a_wrong_flag_value_or_file_is_one_line(refused, tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("milk, bread\n")
+    Path("rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    Path("empty.py").touch()
+    program, flags, *words = case
+    refused(program, flags if program in ("report", "filter") else f"{flags} --quiet", *words)
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+ROW = {"question": "What is 1 + 1?", "answer": "It is 2.\n#### 2"}
+LINE = lines(ROW)
+MANY = lines(*({**ROW, "question": f"What is {n} + 1?"} for n in range(40)))
+SHOWN = lines({"prompt": "1 + 1", "response": "2"})
+GSM8K = ("train", f"--task gsm8k --data-path mine.jsonl --model-id nowhere {TINY}", "mine")
+SFT = ("sft", "--data mine.jsonl --model-id nowhere --device cpu --quiet")
+COLUMNS = ("columns question, answer", "train.jsonl and test.jsonl")
+DATA = {
+    "a table with commas": ("question,answer\n1 + 1,2\n", *GSM8K, "not JSON"),
+    "many lines cut": (MANY + (LINE[:30] + "\n") * 3, *GSM8K, "line 41", "not JSON"),
+    "one object over all rows": (json.dumps({"data": [ROW]}), *GSM8K, "row 1", "lacks question, answer", "has data"),
+    "a column renamed half way": (MANY + MANY.replace("answer", "solution"), *GSM8K, "row 41", "40 of 80 rows"),
+    "a question that is null": (lines({**ROW, "question": None}), *GSM8K, "row 1", "question"),
+    "an answer without its mark": (lines({**ROW, "answer": "two"}), *GSM8K, "row 1", "####"),
+    "the same row again and again": (LINE * 40, *GSM8K, "a dataset needs held-out examples"),
+    "Windows' 16 bits": (MANY.encode("utf-16"), *GSM8K, "is not UTF-8 text"),
+    "Latin letters of old": (MANY.replace("What", "Wh\u00e4t").encode("latin-1"), *GSM8K, "WINDOWS-1252"),
+    "a number of too many digits": ('{"question": "1", "answer": ' + "9" * 5000 + "}", *GSM8K, "line 1", "not JSON"),
+    "an empty folder": ({}, *GSM8K, *COLUMNS),
+    "a folder of other names": ({"training.jsonl": LINE, "validation.jsonl": LINE}, *GSM8K, *COLUMNS),
+    "a folder with an empty split": ({"train.jsonl": MANY, "test.jsonl": ""}, *GSM8K, *COLUMNS),
+    "sft: a table": ("prompt,response\n1,2\n", *SFT, "mine", "line 1 is not JSON"),
+    "sft: other columns": (LINE, *SFT, "row 1", "it has question, answer", "--prompt-column"),
+    "sft: a list of texts": (json.dumps(["1", "2"]), *SFT, "row 1", "must be a JSON object, got str"),
+    "filter: of 16 bits": (
+        SHOWN.encode("utf-16"),
+        "filter",
+        f"{ROWS} --data mine.jsonl --output kept",
+        "the rows in mine",
+    ),
+    "evaluate: of 16 bits": (
+        SHOWN.encode("utf-16"),
+        "evaluate",
+        f"{ROWS} --completions mine.jsonl",
+        "completions in mine",
+    ),
+}
+"""What the file or folder `mine.jsonl` holds, the program, its flags, and what its one line must hold."""
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_a_broken_file_of_rows_is_one_line(refused, tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    content, program, flags, *words = DATA[case]
+    files = {"mine.jsonl": content}
+    if isinstance(content, dict):
+        Path("mine.jsonl").mkdir()
+        files = {f"mine.jsonl/{name}": text for name, text in content.items()}
+    for name, text in files.items():
+        Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(program, flags, *words)
+
+
+MODEL, RUN, KEPT = Path("model"), Path("runs/run"), Path("checkpoints/run")
+CONFIG, METRICS, STEP = RUN / "config.json", RUN / "metrics.jsonl", KEPT / "step_000003"
+LATEST, NAMED = "--resume latest", f"--resume {RUN}"
+NO_MODEL = "is not a model folder that transformers can load"
+WEIGHTS = MODEL / "model.safetensors"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=1))
+
+
+def emptied(**files):
+    """The folder of the model without what it had, and with these files."""
+    for path in MODEL.iterdir():
+        path.unlink()
+    for name, text in files.items():
+        (MODEL / f"{name}.json").write_text(text)
+
+
+def adapter(base):
+    shutil.copytree(MODEL, "base")
+    emptied(adapter_config=json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
+
+
+def not_finite():
+    save_file({**load_file(WEIGHTS), "model.norm.weight": torch.full((64,), torch.nan)}, WEIGHTS, {"format": "pt"})
+
+
+def set_to(**changes):
+    """Edits settings of the run."""
+    return lambda: edit(CONFIG, config={**json.loads(CONFIG.read_text())["config"], **changes})
+
+
+MODELS = {
+    "empty": (emptied, NO_MODEL),
+    "config cut": (lambda: cut(MODEL / "config.json"), NO_MODEL),
+    "config is a list": (lambda: (MODEL / "config.json").write_text("[]"), NO_MODEL),
+    "config of an encoder": (lambda: edit(MODEL / "config.json", model_type="vit"), "a model of type 'vit'"),
+    "no tokenizer": (lambda: [path.unlink() for path in MODEL.glob("tokenizer*")], NO_MODEL),
+    "tokenizer a pointer of git-lfs": (lambda: (MODEL / "tokenizer.json").write_text("version https://"), NO_MODEL),
+    "no weights": (WEIGHTS.unlink, NO_MODEL),
+    "weights cut": (lambda: cut(WEIGHTS), NO_MODEL),
+    "weights of another width": (lambda: edit(MODEL / "config.json", hidden_size=128), "weights of its own shape"),
+    "weights not finite": (not_finite, "not finite"),
+    "weights in a damaged pickle": (lambda: WEIGHTS.rename(MODEL / "pytorch_model.bin"), NO_MODEL),
+    "adapter without its base": (lambda: adapter("/nowhere/base"), "/nowhere/base"),
+    "adapter whose config is cut": (lambda: (adapter("base"), cut(MODEL / "adapter_config.json")), "adapter_config."),
+    "adapter without weights": (lambda: adapter("base"), "adapter_model.safetensors"),
+    "a file": (lambda: (shutil.rmtree(MODEL), MODEL.write_bytes(b"GGUF")), "is damaged or incomplete"),
+}
+STATES = {
+    "config cut": (lambda: cut(CONFIG), "train", LATEST, "finds no run in"),
+    "config empty": (lambda: CONFIG.write_text(""), "train", NAMED, "config.json is damaged"),
+    "config not UTF-8": (lambda: CONFIG.write_bytes(b"\xff\xfe"), "train", NAMED, "config.json is damaged"),
+    "config with null": (lambda: edit(CONFIG, config=None), "train", NAMED, "config.json", "config"),
+    "config without its name": (lambda: edit(CONFIG, minrl_run=None), "train", NAMED, "config.json"),
+    "config of a newer version": (set_to(tomorrow=1), "train", NAMED, "unknown setting 'tomorrow'"),
+    "config edited to a wrong type": (set_to(steps="many"), "train", NAMED, "steps must be an integer, got 'many'"),
+    "config edited out of range": (set_to(seed=-1), "train", NAMED, "seed must be at least 0 and below 2^63, got -1"),
+    "config edited to another task": (set_to(task="chess"), "train", NAMED, "no task 'chess'"),
+    "config edited to a task that is gone": (set_to(task="/gone.py:task"), "train", NAMED, "no file /gone.py"),
+    "the folder above is named": (None, "train", "--resume runs", "no run and no checkpoint there"),
+    "a file is named": (None, "train", f"--resume {CONFIG}", "no run and no checkpoint there"),
+    "a step that is not there": (None, "train", f"--resume {KEPT}/step_000009", "no run and no checkpoint"),
+    "another program's": (None, "sft", NAMED, "is not one of minrl sft", "minrl train --resume"),
+    "another program's latest": (None, "expert-iteration", LATEST, "finds no run in"),
+    "checkpoints a file": (lambda: (shutil.rmtree(KEPT), KEPT.touch()), "train", NAMED, "--checkpoints-dir"),
+    "metrics of other things": (lambda: METRICS.open("a").write("5\n"), "report", "run", "metrics.jsonl"),
+    "metrics without a step": (lambda: METRICS.open("a").write('{"loss": 1}\n'), "report", "run", "metrics", "step"),
+    "config a list": (lambda: CONFIG.write_text("[]"), "report", "run", "config.json"),
+    "config cut for a page": (lambda: cut(CONFIG), "rollouts", "run", "config.json"),
+    "checkpoints are gone": (lambda: shutil.rmtree(KEPT), "evaluate", "--checkpoint run", "are not in"),
+    "checkpoints are damaged": (lambda: cut(STEP / WEIGHTS.name), "evaluate", f"--checkpoint {STEP}", "damaged"),
+    "config edited, evaluated": (set_to(max_tokens="many"), "evaluate", "--checkpoint run --quiet", "max_tokens"),
+    # disks
+    "runs is below a file": (Path("new").touch, "train", f"{START} --runs-dir new/deep", "a file is where a folder"),
+    "a name too long": (None, "train", f"{START} --runs-dir {'x' * 300}", "File name too long"),
+    "the cache of replies is a folder": (
+        *(None, "train", f"{JUDGE}runs --judge-base-url http://127.0.0.1:1/v1"),
+        *("cannot open the cache of replies", "Is a directory"),
+    ),
+    # models
+    **{f"model: {case}": (what, "train", START, "/model", word) for case, (what, word) in MODELS.items()},
+}
+"""What happened to the model or the run, what is called, and what its one line must hold."""
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_broken_model_or_run_is_one_line_and_stays_as_it_is(refused, run, case):
+    prepare, program, flags, *words = STATES[case]
+    (prepare or (lambda: None))()
+    refused(program, flags, *words)
+
+
+def test_notes_that_are_damaged_stop_nobody(run):
+    (KEPT / "run.json").write_text("[1]")
+    assert main(["train", "--resume", str(STEP)]) == 0
+
+
+def says(text, status=200, kind="application/json"):
+    return lambda body: (status, {"Content-Type": kind}, text)
+
+
+def said(text, **reason):
+    return lambda body: answer(text, **reason)
+
+
+SERVERS = {
+    "no key": (says('{"error": {"message": "who are you?"}}', 401), "status 401: who are you?", "key in the environ"),
+    "a page": (says("<html>Welcome to nginx</html>", kind="text/html"), "no chat completion"),
+    "a score out of range": (said("Score: 11"), "N from 0 to 10", "Score: 11"),
+    "a cut off score": (said("Score: 1", finish_reason="length"), "'length'"),
+}
+"""More are in test_openai_client.py and test_judge.py."""
+
+
+@pytest.mark.parametrize("case", SERVERS)
+def test_a_judge_that_answers_wrongly_is_one_line(refused, place, case):
+    reply, *words = SERVERS[case]
+    server = ChatServer(reply)
+    try:
+        refused("train", f"{JUDGE} --judge-base-url {server.url}", "m", *words)
+    finally:
+        server.close()
+
+
+EXTRAS = {
+    "vllm": (f"{START} --engine vllm", "vllm", "vLLM, which is not installed", "--engine torch"),
+    "lora": (f"{START} --lora-rank 4", "peft", "make setup EXTRA=lora"),
+    "wandb": (f"{START} --logger wandb", "wandb", "make setup EXTRA=wandb"),
+    "judge": (JUDGE, "openai", "make setup EXTRA=judge"),
+    "optim8bit": (f"{START} --optimizer adamw8bit", "bitsandbytes", "make setup EXTRA=optim8bit"),
+    "reasoning-gym": (f"{START} --task reasoning_gym/leg_counting", "reasoning_gym", "EXTRA=reasoning-gym"),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_that_is_missing_is_one_line(refused, place, monkeypatch, extra):
+    flags, module, *words = EXTRAS[extra]
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("minrl.engines.vllm.installed_build", lambda: None)
+    reasoning_gym.library.cache_clear()
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    refused("train", flags, *words)
+
+
+def test_a_disk_that_is_full_is_one_line_wherever_something_is_written(refused, run):
+    row = {"completion": "x" * 5000, "response": "x", "numbers": [3, 7, 5], "target": 9}
+    Path("rows.jsonl").write_text(lines(row))
+    with files_up_to(4096):
+        refused("filter", f"{ROWS} --data rows.jsonl --output kept --min-reward 0", "File too large")
+        refused("evaluate", f"{ROWS} --completions rows.jsonl", "rows.scored.jsonl", "File too large")
+        refused("rollouts", "run", "rollouts.html", "File too large")
+
+
+SIGNALS = {
+    "while the parts are made": (setup, "make_optimizer", "train", START),
+    "while rows are read": (demonstrations, "_demonstration", "sft", "--data rows.jsonl --model-id model"),
+    "while rows are scored": (filter, "score_lines", "filter", f"{ROWS} --data rows.jsonl --output kept"),
+    "while completions are scored": (completions, "_scored", "evaluate", f"{ROWS} --completions rows.jsonl"),
+    "before an evaluation": (stages, "_run", "evaluate", "--checkpoint run --quiet"),
+}
+
+
+@pytest.mark.parametrize("case", SIGNALS)
+def test_a_signal_ends_a_program_in_one_line_and_leaves_nothing_half_done(run, capfd, monkeypatch, case):
+    module, moment, program, flags = SIGNALS[case]
+    Path("rows.jsonl").write_text('{"prompt": "1", "response": "2", "completion": "1"}\n')
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    before = listing(run)
+    with signalled_at(module, moment, 1, signal.SIGTERM), pytest.raises(SystemExit) as ended:
+        run_main(main, [program, *flags.split()])
+    said = capfd.readouterr().err.splitlines()
+    assert ended.value.code == 143 and said[-1] == "interrupted" and "Traceback" not in "".join(said)
+    assert listing(run) == before
+
+
+@pytest.mark.parametrize("level", ["foo", "limits"])
+def test_a_sandbox_that_does_not_work_is_refused_before_anything_slow(refused, place, monkeypatch, level):
+    monkeypatch.setenv("MINRL_SANDBOX_LEVEL", level)
+    monkeypatch.setattr(calls, "_unavailable", lambda name: "no usable temporary folder")
+    monkeypatch.setattr(setup, "prepare_policy", lambda *_: pytest.fail("the model was made"))
+    reason = "must be one of" if level == "foo" else "no usable temporary folder"
+    refused("train", "--task code_game --preflight-only", "MINRL_SANDBOX_LEVEL", reason)
