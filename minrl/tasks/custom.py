@@ -22,13 +22,13 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from minrl.tasks.data import SUFFIXES, Row, Source, dataset_of, identity
 from minrl.tasks.task import Dataset, Demonstration, Sampled, Task, TaskDefinition
 from minrl.types import Example, Message, Mistake, Prompt, Reward, UserError, finite, require
 from minrl.utils.files import importing
-from minrl.utils.settings import Bounded, Share, meant
+from minrl.utils.settings import Bounded, Share, converted, meant
 from minrl.utils.task_names import mixed, weights_of
 from minrl.utils.text import digest_of, stable_text
 
@@ -79,9 +79,21 @@ def task(
     form, known = SimpleNamespace(**locals()), [one.name for one in fields(Task) if one.name not in OWN]
     for name in more:
         require(name in known, f"@task takes no {name!r}{meant(name, known)}; it also takes {', '.join(known)}")
+        form.more[name] = _checked_field(name, more[name])
+    require(isinstance(system, str), f"system must be text, got {system!r:.60}: a function of the row is `prompt`")
     share = held_out if isinstance(held_out, float | int) else 0.0
     require(0 <= share <= 1, f"held_out must be a share from 0 to 1 or the name of a split, got {held_out}")
     return lambda function: CustomTask(function, form)
+
+
+def _checked_field(name: str, value: Any) -> Any:  # noqa: ANN401 - of a Task
+    """A field of a `Task` as its type has it. `vocabulary` may be a function as well as words."""
+    hint = get_type_hints(Task)[name]
+    if callable(value) and name not in ("cheap", "frozen_opponent", "seconds", "stop_strings", "worst"):
+        return value
+    plain = hint in (bool, float, tuple[str, ...])
+    require(plain, f"{name} must be a function, got {value!r:.60}")
+    return converted(name, hint, value)
 
 
 class CustomTask(TaskDefinition):
