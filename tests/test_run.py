@@ -53,7 +53,9 @@ def environment(tmp_path, monkeypatch):
     return programs
 
 
-def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_path, environment):
+def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_path, environment, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     assert make_run().resume_command == f"python -m minrl train --resume {tmp_path}/run"
     other = make_run(program=Program("sft"), folder=tmp_path / "my runs/run")
     assert other.resume_command == f"python -m minrl sft --resume '{tmp_path}/my runs/run'"
@@ -62,6 +64,8 @@ def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_pat
 
 def test_commands_work_where_no_environment_is_activated(environment, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     assert typed("sft") == f"'{environment}/python' -m minrl sft"
     monkeypatch.chdir(tmp_path)
     assert typed("train") == "'my environment/bin/python' -m minrl train"
