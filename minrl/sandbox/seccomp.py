@@ -33,8 +33,6 @@ REFUSED = {  # the kernel's tables of system calls, for each of the machines; -1
 UNSUPPORTED = {  # attributes of files, which no quota of a file system in memory counts; who copies files asks for them
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }  # fmt: skip
-CHANGES_OF_MODE = {"chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)}
-"""Refused to a program that must not be read: its owner could make it readable."""
 CALLS = {"socketpair": (53, 199), "mmap": (9, 222), "fcntl": (72, 25), "prctl": (157, 167), "clone": (56, 220)}
 """What the filter refuses with some arguments."""
 OF_ITSELF = {
@@ -67,18 +65,17 @@ def exists() -> bool:
 
 def number_of(name: str) -> int:
     """The number that this machine gives to a call of the tables."""
-    return {**REFUSED, **UNSUPPORTED, **CHANGES_OF_MODE, **CALLS, **OF_ITSELF}[name][MACHINES.index(os.uname().machine)]
+    return {**REFUSED, **UNSUPPORTED, **CALLS, **OF_ITSELF}[name][MACHINES.index(os.uname().machine)]
 
 
-def program(keep_modes: bool) -> bytes:
+def program() -> bytes:
     """The filter in the kernel's form, an array of `struct sock_filter`."""
-    names = [*REFUSED, *(CHANGES_OF_MODE if keep_modes else ())]
     code = [_step(LOAD, ARCHITECTURE), _step(IF_EQUAL, AUDIT_ARCH[os.uname().machine], 1, 0), _fail(errno.EPERM)]
     code += [_step(LOAD, NUMBER), _step(IF_AT_LEAST, X32, 0, 1), _fail(errno.EPERM)]
     # clone3 has its flags in memory, which no filter can read: without it the C library takes clone.
     code += _refuse([CLONE3], errno.ENOSYS)
     code += _refuse(map(number_of, UNSUPPORTED), errno.EOPNOTSUPP)
-    code += _refuse((number for name in names if (number := number_of(name)) >= 0), errno.EPERM)
+    code += _refuse((number for name in REFUSED if (number := number_of(name)) >= 0), errno.EPERM)
     for name in OF_ITSELF:
         code += _look(name, 1 if name in KINDS else 0, _require(0))
         code += _look(name, 0, _require(KINDS[name])) if name in KINDS else []

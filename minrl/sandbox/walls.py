@@ -124,7 +124,7 @@ def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> No
     say = 'command -v -- "$1" >/dev/null || { echo "cannot run $1" >&9; exit 127; }; '
     say += f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
     if seccomp.exists():
-        arguments += ["--seccomp", _inherited(seccomp.program(has_unreadable(call)))]
+        arguments += ["--seccomp", _inherited(seccomp.program())]
     arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *command, "sh", "-c", say, "sh", *call["command"]]
     set_limits(call, resource.RLIM_INFINITY)
     streams = [_high(fd) for fd in streams]
@@ -245,15 +245,10 @@ def enter(call: Call, uid: int, home: str, processes: int, streams: list[int], r
         checked(LIBC.syscall(SYS_RESTRICT_SELF, rules, 0), "landlock_restrict_self")
         os.close(rules)
     if seccomp.exists():
-        code = seccomp.program(has_unreadable(call))
+        code = seccomp.program()
         program = _Program(len(code) // 8, code)
         checked(LIBC.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "seccomp filter")
     execute(call, home, streams)
-
-
-def has_unreadable(call: Call) -> bool:
-    """Whether the call names a program that nobody may read, its owner included."""
-    return any(os.path.isfile(path) and not os.stat(path).st_mode & 0o444 for path in call["readable"])
 
 
 def die_with_parent() -> None:

@@ -15,6 +15,7 @@ from minrl.tasks.custom import (
     definition_installed,
     installed_tasks,
     provider,
+    say_runs_here,
     tasks_in,
     with_absolute_path,
 )
@@ -99,9 +100,7 @@ def register(task: Task) -> str:
     """
     name, given = task.name or "task", task
     if task.reward is not None and not task.cheap and not _importable(task.reward):
-        from loguru import logger  # each reward worker would pay for the import
-
-        logger.info(f"{name}: the reward runs in this process, because worker processes cannot import it")
+        say_runs_here(name)
         task = replace(task, cheap=True)
 
     def make(options: NoOptions, data_path: str) -> Task:

@@ -89,11 +89,10 @@ def task(
 def _checked_field(name: str, value: Any) -> Any:  # noqa: ANN401 - of a Task
     """A field of a `Task` as its type has it. `vocabulary` may be a function as well as words."""
     hint = get_type_hints(Task)[name]
-    if callable(value) and name not in ("cheap", "frozen_opponent", "seconds", "stop_strings", "worst"):
-        return value
-    plain = hint in (bool, float, tuple[str, ...])
-    require(plain, f"{name} must be a function, got {value!r:.60}")
-    return converted(name, hint, value)
+    if hint in (bool, float, tuple[str, ...]) and not (name == "vocabulary" and callable(value)):
+        return converted(name, hint, value)
+    require(callable(value), f"{name} must be a function, got {value!r:.60}")
+    return value
 
 
 class CustomTask(TaskDefinition):
@@ -175,9 +174,7 @@ class CustomTask(TaskDefinition):
         function that worker processes could not import either.
         """
         if self.__module__ == "__main__":
-            from loguru import logger  # each reward worker would pay for the import
-
-            logger.info(f"{self.__name__}: the reward runs in this process, because worker processes cannot import it")
+            say_runs_here(self.__name__)
             return True
         found: Any = sys.modules.get(self.__module__)
         for name in self.__qualname__.split("."):
@@ -227,6 +224,13 @@ class RowReward:
     def __call__(self, completion: str, example: Example) -> Any:  # noqa: ANN401 - the function is the user's
         """What the function returns."""
         return _finished(_called(self.task.function, self.options, completion, dict(example.fields)))
+
+
+def say_runs_here(name: str) -> None:
+    """Log that a task's rewards are computed in this process."""
+    from loguru import logger  # each reward worker would pay for the import
+
+    logger.info(f"{name}: the reward runs in this process, because worker processes cannot import it")
 
 
 def _called(function: Callable[..., Any], options: Any, *given: Any) -> Any:  # noqa: ANN401 - the user's function

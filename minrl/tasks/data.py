@@ -119,13 +119,11 @@ def _distinct(examples: Iterable[Example]) -> list[Example]:
 def _repeats(examples: Sequence[Example], distinct: Sequence[Example], by: Callable[[Example], str]) -> str:
     """How many examples repeat an identity or a problem, in words; empty if none does."""
     first, problems = {one.id: one for one in distinct}, Counter(map(by, distinct))
-    repeated, others = (
-        len(examples) - len(distinct),
-        sum(stable_text(first[one.id].fields) != stable_text(one.fields) for one in examples),
-    )
+    repeats = [one for one in examples if one is not first[one.id]]
+    others = sum(stable_text(first[one.id].fields) != stable_text(one.fields) for one in repeats)
     shared = sum(count for count in problems.values() if count > 1) if by is not identity_of else 0
     counts = [
-        f"{repeated} repeat another and are left out" * bool(repeated),
+        f"{len(repeats)} repeat another and are left out" * bool(repeats),
         f"{others} of these have the problem of another and other values" * bool(others),
         f"{shared} share their problem with rows of other values: all are kept, on one side" * bool(shared),
     ]
