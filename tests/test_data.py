@@ -47,8 +47,8 @@ def write(path, rows):
         (".jsonl", LINES),
         (".jsonl", codecs.BOM_UTF8 + LINES),
         (".json", json.dumps(ROWS, indent=1).encode()),
-        (".jsonl.gz", gzip.compress(LINES)),
-        (".csv.gz", gzip.compress(table(ROWS))),
+        (".jsonl.gz", gzip.compress(LINES, mtime=0)),
+        (".csv.gz", gzip.compress(table(ROWS), mtime=0)),
         (".parquet", parquet(ROWS)),
         *((".csv", mark + table(ROWS, delimiter)) for delimiter in ",;\t" for mark in (b"", codecs.BOM_UTF8)),
     ],
@@ -107,7 +107,7 @@ def test_csv_files_as_people_have_them_are_read(tmp_path, text):
         ("a.jsonl", '{"question": "1"}'.encode("utf-16"), "is not UTF-8 text .byte 0xff at 0.* -f UTF-16 -t UTF-8"),
         ("a.jsonl", b"\x89PNG\x0d\x0a\x1a\x0a\0\0", r"is not UTF-8 text .*: give JSONL, JSON, CSV or parquet$"),
         ("a.jsonl", b"PAR1\x15\x84", "cannot read .*a.jsonl as parquet: "),
-        ("a.jsonl", gzip.compress(LINES)[:20], "cannot read .*a.jsonl: "),
+        ("a.jsonl", gzip.compress(LINES, mtime=0)[:20], "cannot read .*a.jsonl: "),
     ],
 )  # fmt: skip
 def test_a_broken_file_is_refused_in_one_line(tmp_path, name, data, said):
