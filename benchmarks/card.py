@@ -74,8 +74,6 @@ class Record:
     """Copies between main memory and the card for which the host does not wait."""
     flops: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Of products and attention, by operation and precision. Causal attention counts as the whole square."""
-    lines: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """The same with the line that asked for it."""
 
     def of(self, dtype: str) -> int:
         """FLOPs in this precision."""
@@ -172,7 +170,6 @@ class Card(TorchDispatchMode):
         operation, dtype_name = func.overloadpacket.__name__, str(dtype).removeprefix("torch.")
         flops = formula(*args, **kwargs, out_val=result)
         self.record.flops[operation, dtype_name] += flops
-        self.record.lines[operation, dtype_name, _line()] += flops
 
 
 def known(tensor: Tensor) -> Tensor:

@@ -4,14 +4,12 @@
     python benchmarks/device_step.py --layers 2
 
 The code of the update and of the embedded engine runs on tensors that have a device and a shape, and no numbers
-(benchmarks/card.py). Prints for each setting how often the host waits for the card, in an update of few and of many
-micro-batches, the copies for which it does not wait, TFLOP by precision, and what computes attention. Below them the
-embedded engine: waits of a batch of completions, and of each further token. A tensor on the wrong device ends it.
+(benchmarks/card.py). Prints for each setting how often the host waits for the card, the copies for which it does not
+wait, TFLOP by precision, and what computes attention. A tensor on the wrong device ends it.
 """
 
 import argparse
 import random
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -125,41 +123,23 @@ def attention_of(record: Record) -> str:
     return "flash" if names and all("_flash_attention" in name for name in names) else "padded rows"
 
 
-def report(there: Card, shape: Mapping[str, Any]) -> None:
-    """The tables."""
-    print(
-        f"{'update':30} {'waits: few':>10} {'many':>5} {'copies':>7}  {'bfloat16':>9} {'float32':>8} TFLOP  attention"
-    )
-    for name, setting in SETTINGS.items():
-        doing(name)
-        few, _ = update_of(there, setting, shape, FEW)
-        many, parts = update_of(there, setting, shape, MANY)
-        tflop = [many.of(dtype) / 1e12 for dtype in ("bfloat16", "float32")]
-        print(
-            f"{name:30} {len(few.waits):10} {len(many.waits):5} {len(many.copies):7}  {tflop[0]:9.3f} {tflop[1]:8.3f}"
-            f"        {attention_of(many)}  ({parts} micro-batches)"
-        )
-        _lines(many)
-    doing("sampling")
-    short, long = (decoding_of(there, shape, tokens) for tokens in (4, 8))
-    each = (len(long.waits) - len(short.waits)) / 4
-    print(f"embedded engine: waits {len(short.waits) - 4 * each:g} times for a batch, {each:g} for each token")
-    _lines(long)
-
-
-def _lines(record: Record) -> None:
-    for event, count in Counter(record.waits).most_common():
-        print(f"    {count:4} x {event.what}, {event.line}")
-
-
 def main() -> None:
-    """Count, and print the tables."""
+    """Count, and print a row for each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=WHOLE["num_hidden_layers"])
-    options = parser.parse_args()
-    doing("imports")
+    shape = {**WHOLE, "num_hidden_layers": parser.parse_args().layers}
+    print("| update | waits: few micro-batches | many | copies | TFLOP in bfloat16 | float32 | attention |")
+    print("|---|---|---|---|---|---|---|")
     with card() as there:
-        report(there, {**WHOLE, "num_hidden_layers": options.layers})
+        for name, setting in SETTINGS.items():
+            doing(name)
+            (few, _), (many, parts) = (update_of(there, setting, shape, tokens) for tokens in (FEW, MANY))
+            tflop = " | ".join(f"{many.of(dtype) / 1e12:.3f}" for dtype in ("bfloat16", "float32"))
+            counted = f"{len(few.waits)} | {len(many.waits)} of {parts} | {len(many.copies)}"
+            print(f"| {name} | {counted} | {tflop} | {attention_of(many)} |", flush=True)
+        doing("sampling")
+        short, long = (len(decoding_of(there, shape, tokens).waits) for tokens in (4, 8))
+        print(f"embedded engine: {(long - short) / 4:g} waits for each token, and {2 * short - long:g} for a batch")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
     python benchmarks/gpu.py                       a Qwen3-0.6B-shaped model with random weights, made here
     python benchmarks/gpu.py --batch-invariant     what batch-invariant sampling costs
-    python benchmarks/gpu.py --trl                 step time and peak memory against TRL with vLLM on the same card
+    python benchmarks/gpu.py --trl                 step time and peak memory against TRL with vLLM on the same GPU
     python benchmarks/gpu.py --tiny                a small model, on any machine: does the benchmark itself work
 
 Nothing is downloaded. Prints, over the steps after the first two: seconds of each phase, rollout tokens/s, model FLOPs
 utilisation of the update, memory taken at the end of each phase, the gap between the engine's log-probabilities and the
-policy's, a sync's time next to a plain copy of the same bytes, the log-probabilities' next to the bare product, and
-attention's next to padded rows.
+policy's, a sync's time next to a plain copy of the same bytes, and the log-probabilities' next to the bare product.
 """
 
 import argparse
@@ -26,18 +25,13 @@ import torch
 from harness import doing
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # train.py lies beside the package
-
 from minrl.__main__ import main as program
-from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm import VllmEngine
-from minrl.models.attention import StreamAttention
 from minrl.models.distributed import Processes
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.models.logprobs import Head, chunked_logprobs
-from minrl.models.scoring import sampled_rollout
 from minrl.models.sharding import master_weights
 from minrl.policy import Policy
 from minrl.run.setup import load_policy
@@ -75,22 +69,10 @@ def make_model(folder: Path, tiny: bool) -> None:
         model = small_qwen3(tokenizer, 64, 2, 2, seed=0)
     else:
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=len(tokenizer),
-                hidden_size=1024,
-                intermediate_size=3072,
-                num_hidden_layers=28,
-                num_attention_heads=16,
-                num_key_value_heads=8,
-                head_dim=128,
-                max_position_embeddings=4096,
-                tie_word_embeddings=True,
-                eos_token_id=tokenizer.eos_token_id,
-                bos_token_id=None,
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        )
+        shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+        shape |= {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096}
+        ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": tokenizer.pad_token_id}
+        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **shape, **ends))
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     save_model(model, tokenizer, folder)
 
@@ -160,25 +142,6 @@ def report_head(tiny: bool) -> None:
     print(f"log-probabilities {fused * 1e3:.2f} ms, bare product {product * 1e3:.2f} ms: {fused / product:.2f} times")
 
 
-def report_attention(tiny: bool) -> None:
-    """Forward and backward of one layer's attention over a step's stream."""
-    groups, members, prompt, heads, width = (4, 4, 8, 2, 32) if tiny else (32, 8, 128, 16, 128)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    rollouts = [
-        sampled_rollout([group] * prompt, [1] * (prompt + member * prompt // 2))
-        for group in range(groups)
-        for member in range(members)
-    ]
-    stream = pack(rollouts, range(len(rollouts))).to(torch.device(device))
-    shapes = [(1, count, len(stream.input_ids), width) for count in (heads, heads // 2, heads // 2)]
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    inputs = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
-
-    attend = StreamAttention(stream)
-    seconds = seconds_of(lambda: attend(*inputs, width**-0.5, None).sum().backward())
-    print(f"attention {seconds * 1e3:.2f} ms")
-
-
 def report_sync(model: Path, batch_invariant: bool) -> None:
     """Sync against its floor; with batch invariance, whether a request alone gets the tokens it gets in a batch. The
     engine does not sleep: a process takes one that does.
@@ -218,9 +181,8 @@ def main() -> None:
         report_loop(run_loop(model, options.steps, options.tiny, *flags), parameters)
         doing("a sync against a plain copy")
         report_sync(model, options.batch_invariant)
-        doing("log-probabilities and attention by themselves")
+        doing("log-probabilities by themselves")
         report_head(options.tiny)
-        report_attention(options.tiny)
         if options.trl:
             doing("TRL beside it")
             subprocess.run([sys.executable, Path(__file__).parent / "gpu_trl.py", model], check=True)

@@ -1,9 +1,7 @@
-"""What a step costs as the work grows: groups, rollouts of a group, context and width, each x1 to x8.
+"""What a step costs as the work grows: groups, rollouts of a group, context and width, each x8.
 
     python benchmarks/growth.py
     python benchmarks/growth.py --grows context --rounds 9
-
-The length of a run is measured by long_run.py.
 
 Seconds of rollout and update over what they must compute, relative to the smallest size. Counted are the update's
 floating-point operations (see benchmarks/update.py), a third of them for the rollout's own forward pass, and the
@@ -22,6 +20,7 @@ from update import Update, best_product, flops
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 
+GROWN = ["groups", "rollouts", "context", "width"]
 SMALL_TURNS = 3
 """Turns of the smallest size in each round."""
 
@@ -40,29 +39,24 @@ def rollout_bytes(work: Work) -> float:
     return 4.0 * (work.max_tokens * weights + cached)
 
 
-def wide(work: Work, factor: int) -> Work:
-    """The same for a wider model, with as many more heads."""
+def grown(work: Work, what: str, factor: int) -> Work:
+    """The work with so many times as much of it; a wider model has as many more heads."""
+    if what == "groups":
+        return replace(work, prompts=factor * work.prompts)
+    if what == "rollouts":
+        return replace(work, group=factor * work.group)
+    if what == "context":
+        return replace(work, prompt_tokens=factor * work.prompt_tokens, max_tokens=factor * work.max_tokens)
     shape, name = SHAPES[work.size], f"{work.size}, {factor} times as wide"
     SHAPES[name] = replace(shape, hidden_size=factor * shape.hidden_size, heads=factor * shape.heads)
     return replace(work, size=name)
-
-
-GROWN = {
-    "groups": lambda work, factor: replace(work, prompts=factor * work.prompts),
-    "rollouts": lambda work, factor: replace(work, group=factor * work.group),
-    "context": lambda work, factor: replace(
-        work, prompt_tokens=factor * work.prompt_tokens, max_tokens=factor * work.max_tokens
-    ),
-    "width": wide,
-}
-"""The work with so many times as much of it."""
 
 
 class Growing:
     """The work at one size: an engine and a policy of its own, and the least that it must compute."""
 
     def __init__(self, size: str, what: str, factor: int, rate: float) -> None:
-        self.work = GROWN[what](Work(size=size), factor)
+        self.work = grown(Work(size=size), what, factor)
         self.update = Update(self.work)
         self.engine = TorchEngine(self.update.policy)
         counted = flops(self.work, random_rollouts(self.work))
@@ -73,52 +67,38 @@ class Growing:
         started = time.perf_counter()
         self.engine.generate(self.work.requests(number), Sampling(1.0, frozenset()))
         rollout_s = time.perf_counter() - started
-        return rollout_s / self.floors[0], self.update.run(self.work, number)[0] / self.floors[1]
+        return rollout_s / self.floors[0], self.update.run(self.work, number) / self.floors[1]
 
 
-def rounds_of(size: str, what: str, factors: list[int], rounds: int, rate: float) -> tuple[list[list], float]:
-    """Costs by round, factor and phase, and the worst load of others. All sizes take their turn in every round, the
-    smallest `SMALL_TURNS` times: what a machine does changes within minutes.
+def rows_of(size: str, what: str, factor: int, rounds: int, rate: float) -> list[Row]:
+    """Costs of so many times the work over those of the work, of the rollout and of the update. The small size takes
+    `SMALL_TURNS` turns in every round: what a machine does changes within minutes.
     """
-    doing(f"{what}: making {len(factors)} sizes")
-    sizes = [Growing(size, what, factor, rate) for factor in factors]
-    for one in sizes:
-        one.costs(0)
-    kept, loads = [], []
-    for number in range(1, rounds + 1):
-        doing(f"{what}, up to x{factors[-1]}: round {number} of {rounds}")
-        loads.append(wait_until_quiet())
-        small = [sizes[0].costs(number + turn) for turn in range(SMALL_TURNS)]
-        kept.append([tuple(map(statistics.median, zip(*small, strict=True))), *(s.costs(number) for s in sizes[1:])])
-    return kept, max(loads)
+    small, large = (Growing(size, what, times, rate) for times in (1, factor))
+    ratios, loads = [], []
+    for number in range(rounds + 1):
+        doing(f"{what} x{factor}: round {number} of {rounds}, after one to warm up")
+        loads.append(wait_until_quiet() if number else 0.0)
+        costs = zip(*[small.costs(number + turn) for turn in range(SMALL_TURNS)], strict=True)
+        pairs = zip(large.costs(number), map(statistics.median, costs), strict=True)
+        ratios.append([cost / once for cost, once in pairs])
+    return [
+        Row(f"{phase}: time over counted work, {what} x{factor}, {size}", "x1", 1.15, values, others_load=max(loads))
+        for phase, values in zip(("rollout", "update"), map(list, zip(*ratios[1:], strict=True)), strict=True)
+    ]
 
 
 def main() -> None:
     """A row for rollouts and update each, by what grows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", default="1M")
-    parser.add_argument("--grows", nargs="+", default=list(GROWN), choices=list(GROWN))
-    parser.add_argument("--factors", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--grows", nargs="+", default=GROWN, choices=GROWN)
+    parser.add_argument("--factor", type=int, default=8)
     options = parser.parse_args()
-    rate = best_product()["float32"]
-    rows = []
+    rate, rows = best_product()["float32"], []
     for what in options.grows:
-        kept, load = rounds_of(options.size, what, options.factors, options.rounds, rate)
-        for phase, name in enumerate(("rollout", "update")):
-            medians = [
-                statistics.median(costs[place][phase] for costs in kept) for place in range(len(options.factors))
-            ]
-            print(f"{name}, {what}, time over the least: " + " ".join(f"{one:.2f}" for one in medians), flush=True)
-            grown = {
-                factor: [costs[place][phase] / costs[0][phase] for costs in kept]
-                for place, factor in enumerate(options.factors[1:], 1)
-            }
-            worst = max(grown, key=lambda factor: statistics.median(grown[factor]))
-            title = (
-                f"{name}: time over counted work, {what} up to x{options.factors[-1]}, worst x{worst}, {options.size}"
-            )
-            rows.append(Row(title, "x1", 1.15, 1.0, grown[worst], others_load=load, facts={"over the least": medians}))
+        rows += rows_of(options.size, what, options.factor, options.rounds, rate)
     save("growth", rows)
 
 

@@ -1,11 +1,11 @@
-"""Two ways of doing the same work, timed in turns: what every benchmark here shares.
+"""Two ways of doing the same work, timed in turns: what the benchmarks share.
 
 Each side is a process of its own that waits while the other one runs, so that neither's threads, allocator or imports
 touch the other's. A round is one turn of each side, in alternating order; its result is the ratio of the two. Before
-a round the machine must be quiet; where it never was, the result says so.
+a round the machine must be quiet; if it never was, the result says so.
 
-A side is a function `side(turns, options)` that repeats: `turns.wait()`, work, `turns.done(seconds, facts)`. The facts
-that both sides report under the same name must be equal: that the work is the same is asserted, not assumed.
+A side is a function `side(turns, options)` that repeats: `turns.wait()`, work, `turns.done(seconds, facts)`. Facts that
+both sides report under one name must be equal, so that the same work is compared.
 """
 
 import json
@@ -16,7 +16,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -31,82 +30,40 @@ sys.path.insert(0, str(ROOT))  # train.py lies beside the package
 RESULTS = ROOT / "runs" / "benchmarks"
 
 QUIET = 0.05
-"""Largest share of the machine that others may compute on while something is timed."""
+"""Largest share of the machine that other processes may use while something is timed."""
 
-PATIENCE_S = float(os.environ.get("BENCH_PATIENCE_S", "60"))
+PATIENCE_S = float(os.environ.get("BENCH_PATIENCE_S", "20"))
 """How long to wait for a quiet machine before a round."""
 
-SAY_EVERY_S = 25.0
-"""How long a benchmark may print nothing about what it is doing."""
+HEADER = "| what | against | goal | measured | |\n|---|---|---|---|---|"
 
 
-class Voice:
-    """Says on stderr every `every_s` seconds what goes on, until the process or `end` ends it."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s, self._what = every_s, ""
-        self._started = 0.0
-        self._ended = threading.Event()
-
-    def doing(self, what: str) -> None:
-        """From now on this is what goes on."""
-        self._what = what
-        if not self._started:
-            self._started = time.perf_counter()
-            threading.Thread(target=self._speak, daemon=True).start()
-
-    def end(self) -> None:
-        """Say nothing more."""
-        self._ended.set()
-
-    def _speak(self) -> None:
-        while not self._ended.wait(self._every_s):
-            elapsed = time.perf_counter() - self._started
-            sys.stderr.write(f"[{elapsed:4.0f} s] {self._what}\n")
-            sys.stderr.flush()
-
-
-doing = Voice(SAY_EVERY_S).doing
-"""What every benchmark calls before each of its parts, so that nobody has to guess whether it hangs."""
+def doing(what: str) -> None:
+    """Print what begins now to stderr."""
+    print(f"[{time.strftime('%H:%M:%S')}] {what}", file=sys.stderr, flush=True)
 
 
 @dataclass
 class Row:
-    """One line of the table: ratios of the rounds, or a counter's values, and what they are to reach."""
+    """One line of the table: ratios of the rounds, or values of a counter, and the goal of their median."""
 
     what: str
     against: str
-    reach: float
-    aim: float
+    goal: float
     values: list[float]
     less_is_better: bool = True
     others_load: float = 0.0
     """Share of the machine that other processes used, in the worst round."""
     facts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def median(self) -> float:
-        """The middle of the rounds."""
-        return statistics.median(self.values)
-
-    def verdict(self) -> str:
-        """Which of the two marks the median meets."""
-        sign = 1 if self.less_is_better else -1
-        for name, mark in (("aim", self.aim), ("reach", self.reach)):
-            if sign * self.median <= sign * mark + 1e-9:
-                return name
-        return "missed"
-
     def line(self) -> str:
         """The row of a Markdown table."""
-        low, high = min(self.values), max(self.values)
+        low, median, high = min(self.values), statistics.median(self.values), max(self.values)
         spread = "" if low == high else f" ({low:.3g} to {high:.3g})"
         noisy = f"; others used {self.others_load:.0%}" if self.others_load > QUIET else ""
-        measured = f"{self.median:.3g}{spread}{noisy}"
-        return f"| {self.what} | {self.against} | {self.reach:g} | {self.aim:g} | {measured} | {self.verdict()} |"
-
-
-HEADER = "| what | against | reach | aim | measured | |\n|---|---|---|---|---|---|"
+        met = median <= self.goal + 1e-9 if self.less_is_better else median >= self.goal - 1e-9
+        verdict = "met" if met else "missed"
+        return f"| {self.what} | {self.against} | {self.goal:g} | {median:.3g}{spread}{noisy} | {verdict} |"
 
 
 class Turns:
@@ -116,11 +73,14 @@ class Turns:
         self._connection = connection
         self._cpu_s = 0.0
 
+    def ready(self) -> None:
+        """Everything is imported and made."""
+        self._connection.send("ready")
+
     def wait(self) -> int:
         """The number of the round that begins now. Ends the process after the last one."""
         number = self._connection.recv()
         if number is None:
-            self._connection.send(None)
             os._exit(0)  # a library's threads must not keep the process alive
         self._cpu_s = _cpu_seconds()
         return number
@@ -128,10 +88,6 @@ class Turns:
     def done(self, seconds: float, facts: Mapping[str, Any]) -> None:
         """What the turn took and what it did."""
         self._connection.send((seconds, dict(facts), _cpu_seconds() - self._cpu_s))
-
-    def ready(self) -> None:
-        """Everything is imported and made."""
-        self._connection.send("ready")
 
 
 class Sides:
@@ -143,7 +99,6 @@ class Sides:
         self._ends: dict[str, Connection] = {}
         self._processes = []
         for name, side in sides.items():
-            doing(f"{what}: making {name}")
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(side, theirs, options), daemon=True)
             process.start()
@@ -156,14 +111,10 @@ class Sides:
         """Seconds and facts of each side in each round, and the share that other processes used meanwhile."""
         kept = []
         for number in range(count + warmup):
-            warm = number >= warmup
-            place = f"round {number - warmup + 1} of {count}" if warm else f"warming up, {number + 1} of {warmup}"
-            doing(f"{self._what}: {place}, waiting for a quiet machine")
-            others = wait_until_quiet() if warm else 0.0
-            names = list(self._ends) if number % 2 == 0 else list(self._ends)[::-1]
+            doing(f"{self._what}: round {number + 1} of {warmup} + {count}")
+            others = wait_until_quiet() if number >= warmup else 0.0
             seconds, facts, cpu = {}, {}, {}
-            for name in names:
-                doing(f"{self._what}: {place}, {name}")
+            for name in list(self._ends)[:: 1 if number % 2 == 0 else -1]:
                 before, started = _machine_busy_s(), time.perf_counter()
                 self._ends[name].send(number)
                 seconds[name], facts[name], cpu[name] = self._receive(name)
@@ -171,7 +122,7 @@ class Sides:
                 load = (_machine_busy_s() - before - cpu[name]) / elapsed / (os.cpu_count() or 1)
                 others = max(others, load if elapsed > 0.2 else 0.0)  # the kernel counts in hundredths of a second
             require_equal(facts)
-            if warm:
+            if number >= warmup:
                 kept.append({"seconds": seconds, "cpu_s": cpu, "facts": facts, "others_load": others})
         return kept
 
@@ -190,12 +141,7 @@ class Sides:
 
 
 def compare(
-    what: str,
-    marks: tuple[str, float, float],
-    sides: Mapping[str, Callable],
-    options: Any,
-    rounds: int,
-    warmup: int = 2,
+    what: str, against: str, goal: float, sides: Mapping[str, Callable], options: Any, rounds: int, warmup: int = 2
 ) -> Row:
     """Seconds of the first side over seconds of the second, round by round."""
     turns = Sides(what, sides, options)
@@ -204,20 +150,13 @@ def compare(
     finally:
         turns.close()
     ours, theirs = sides
-    against, reach, aim = marks
     seconds = {name: statistics.median(one["seconds"][name] for one in kept) for name in sides}
     cpu = statistics.median(one["cpu_s"][ours] / one["cpu_s"][theirs] for one in kept)
     listed = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in seconds.items())
     print(f"{what}: {listed}; ratio of CPU seconds {cpu:.3f}", flush=True)
-    return Row(
-        what,
-        against,
-        reach,
-        aim,
-        [one["seconds"][ours] / one["seconds"][theirs] for one in kept],
-        others_load=max(one["others_load"] for one in kept),
-        facts={"seconds": seconds, "ratio_of_cpu_seconds": cpu, "rounds": kept},
-    )
+    ratios = [one["seconds"][ours] / one["seconds"][theirs] for one in kept]
+    load = max(one["others_load"] for one in kept)
+    return Row(what, against, goal, ratios, others_load=load, facts={"seconds": seconds, "rounds": kept})
 
 
 def require_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -241,30 +180,21 @@ def wait_until_quiet(patience_s: float = PATIENCE_S) -> float:
 
 def save(name: str, rows: Sequence[Row]) -> None:
     """Print the table, and write it with the machine and the commit to runs/benchmarks/NAME.json."""
+    import torch
+
     RESULTS.mkdir(parents=True, exist_ok=True)
+    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = cpu.partition("model name")[2].partition(":")[2].partition("\n")[0].strip() or platform.processor()
+    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
     record = {
-        "benchmark": name,
         "command": shlex.join(["python", *sys.argv]),
-        "commit": _commit(),
-        "machine": machine(),
+        "commit": commit.stdout.strip() or "unknown",
+        "machine": f"{os.cpu_count()} cores, {model}, torch {torch.__version__}",
         "date": time.strftime("%Y-%m-%d"),
         "rows": [asdict(row) for row in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1, default=str))
     print(HEADER, *(row.line() for row in rows), sep="\n", flush=True)
-    loud = [row.what for row in rows if row.others_load > QUIET]
-    if loud:
-        print(f"the machine was not quiet during: {', '.join(loud)}", flush=True)
-
-
-def machine() -> str:
-    """Processor, cores and versions."""
-    import torch
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores, {names[0] if names else platform.processor()}, torch {torch.__version__}"
 
 
 def _serve(side: Callable[[Turns, Any], None], connection: Connection, options: Any) -> None:
@@ -288,8 +218,3 @@ def _machine_busy_s() -> float:
     fields = [int(value) for value in stat.read_text().splitlines()[0].split()[1:9]]
     user, nice, system, _idle, _waiting, irq, softirq, _steal = fields
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"

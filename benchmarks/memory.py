@@ -1,11 +1,9 @@
 """Peak memory of scoring and its backward pass against a plain log-softmax of all the logits.
 
     python benchmarks/memory.py
-    python benchmarks/memory.py --train 0.6B
 
 V = 151,936, D = 1024, 4,096 tokens, float32. Counted is the most resident memory beyond what was there before,
-less the gradients of weights and hidden states, which both sides return. With --train: two whole steps, part by part
-(memory_parts.py).
+less the gradients of weights and hidden states, which both sides return.
 """
 
 import argparse
@@ -15,8 +13,12 @@ from pathlib import Path
 
 import torch
 from harness import Row, Sides, Turns, save
-from memory_parts import SHAPES, gib
-from memory_parts import main as train
+
+
+def gib(field: str) -> float:
+    """A figure of this process's memory: VmRSS now, VmHWM at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 2**20
 
 
 def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None:
@@ -38,8 +40,8 @@ def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None
         (logprobs.sum() + 0 * entropy.sum()).backward()
         seconds = time.perf_counter() - started
         gradients = (hidden.numel() + weight.numel()) * 4 / 2**30
-        peak = gib("VmHWM") - before - gradients
-        turns.done(seconds, {f"{name}_mean": float(logprobs.detach().mean()), f"{name}_gib": peak})
+        mean = float(logprobs.detach().mean())
+        turns.done(seconds, {f"{name}_mean": mean, f"{name}_gib": gib("VmHWM") - before - gradients})
 
 
 def chunked(turns: Turns, shape: tuple[int, int, int]) -> None:
@@ -68,18 +70,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--train", choices=SHAPES, help="two steps of such a model, in place of the head alone")
-    parser.add_argument("--lora-rank", type=int, default=0)
-    parser.add_argument("--optimizer", default="adamw")
-    parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--group", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1, help="of --train")
     options = parser.parse_args()
-    if options.train:
-        sizes = options.prompts, options.group, options.max_tokens
-        train(options.train, options.lora_rank, options.optimizer, *sizes, options.threads)
-        return
     sides = Sides("memory", {"chunked": chunked, "plain": plain}, (options.tokens, options.width, options.vocabulary))
     kept = sides.rounds(options.rounds, warmup=0)
     sides.close()
@@ -88,10 +79,8 @@ def main() -> None:
         facts = {key: value for side in one["facts"].values() for key, value in side.items()}
         assert abs(facts["chunked_mean"] - facts["plain_mean"]) < 1e-4, facts
         ratios.append(facts["chunked_gib"] / facts["plain_gib"])
-        for side, seconds in one["seconds"].items():
-            print(f"{side}: {facts[f'{side}_gib']:.2f} GiB, {seconds:.1f} s", flush=True)
     what = f"peak memory of scoring, V = {options.vocabulary:,}, D = {options.width}, {options.tokens:,} tokens"
-    save("memory", [Row(what, "plain log_softmax", 0.25, 0.10, ratios, facts={"rounds": kept})])
+    save("memory", [Row(what, "plain log_softmax", 0.25, ratios, facts={"rounds": kept})])
 
 
 if __name__ == "__main__":

@@ -13,11 +13,8 @@ that is not, as
 
     function: before -> after  (file:line)
 
-Mutants that cannot change behaviour stand in mutants_equivalent.txt, each with the reason, and are not run.
-
 torch and transformers are imported once. Each mutant is a fork, in a copy of the repository with one file changed:
-the processes that a test starts see the change too. Mutants are tested first without checking types at run time, which
-takes most of the time, and those that pass once more with it.
+the processes that a test starts see the change too.
 """
 
 import argparse
@@ -31,17 +28,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from harness import SAY_EVERY_S
-
 ROOT = Path(__file__).parent.parent
-EQUIVALENT = Path(__file__).with_name("mutants_equivalent.txt")
 
 OWN_TESTS = """advantages batch evaluation models/scoring optimizer rollout sampling types update
     models/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
@@ -76,8 +69,6 @@ SWAPPED = {before: others for before, *others in map(str.split, SWAPS.split(",")
 """What stands in an operator's place."""
 
 LEFT_ALONE = {"annotation", "returns", "decorator_list", "bases"}
-CONTEXT = 24
-"""A change is shown within an expression of so many characters, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -157,50 +148,18 @@ def put(parent: ast.AST, field: str, place: int, node: ast.AST) -> None:
         setattr(parent, field, node)
 
 
-def shown_in(node: ast.AST, around: tuple[ast.AST, ...]) -> ast.AST | None:
-    """The smallest expression around a node that is long enough to know it by; None: itself."""
-    shown = None
-    for outer in reversed(around):
-        inner = ast.unparse(shown or node)
-        if len(inner) >= CONTEXT or not isinstance(outer, ast.expr | ast.keyword | ast.Return | ast.Assign):
-            break
-        shown = outer
-    return shown
-
-
 def mutants_of(module: str) -> list[Mutant]:
     """Every mutant of a module."""
-    tree = ast.parse((ROOT / f"minrl/{module}.py").read_text())
-    found, times = [], Counter()
+    tree, found = ast.parse((ROOT / f"minrl/{module}.py").read_text()), []
     for around, field, place, node, function in sites(tree):
-        shown = shown_in(node, around)
-        before = ast.unparse(shown or node)
         line = next(outer.lineno for outer in (node, *reversed(around)) if hasattr(outer, "lineno"))
+        before = ast.unparse(node)
         for other in replacements(node, around[-1], field):
             put(around[-1], field, place, other)
-            change = f"{function or 'module'}: {before} -> {ast.unparse(shown or other)}"
-            times[change] += 1
-            number = f" [{times[change]}]" if times[change] > 1 else ""
-            found.append(Mutant(module, line, change + number, ast.unparse(ast.fix_missing_locations(tree))))
+            change = f"{function or 'module'}: {before} -> {ast.unparse(other)}"
+            found.append(Mutant(module, line, change, ast.unparse(ast.fix_missing_locations(tree))))
         put(around[-1], field, place, node)
     return found
-
-
-def equivalents() -> dict[str, set[str]]:
-    """The changes of each module that mutants_equivalent.txt lists: `module function: before -> after`, one or more,
-    and below them, indented, the reason.
-    """
-    listed, unexplained = {}, []
-    for line in EQUIVALENT.read_text().splitlines():
-        if line.startswith(" "):
-            unexplained.clear()
-        elif line and not line.startswith("#"):
-            unexplained.append(line)
-            module, change = line.split(" ", 1)
-            listed.setdefault(module, set()).add(change)
-    if unexplained:
-        sys.exit(f"{EQUIVALENT}: no reason below {unexplained[-1]!r}")
-    return listed
 
 
 def waited_for_a_core_s(process: int) -> float:
@@ -228,8 +187,8 @@ class Copy:
         self.writes += 1
         os.utime(path, (self.writes, self.writes))
 
-    def start(self, mutant: Mutant, typed: bool) -> None:
-        """Test a mutant in a fork, with or without checking types at run time."""
+    def start(self, mutant: Mutant) -> None:
+        """Test a mutant in a fork."""
         self.write(mutant.module, mutant.source)
         self.mutant, self.started = mutant, time.monotonic()
         self.child = os.fork()
@@ -247,7 +206,6 @@ class Copy:
                 entry for entry in sys.path if not Path(entry).is_relative_to(ROOT) or "site-packages" in entry
             ]
             flags = ["-x", "-p", "no:cacheprovider", f"--basetemp={self.folder}/temporary"]
-            os.environ["MINRL_CHECK_TYPES"] = "1" if typed else ""
             status = sys.modules["pytest"].main([f"minrl/{mutant.module}.py", *TESTS[mutant.module], *flags])
         finally:
             os._exit(status)
@@ -267,49 +225,37 @@ class Copy:
         return not pid or status != 0
 
 
-def unnoticed(copies: list[Copy], mutants: list[Mutant], limit_s: float, typed: bool) -> list[Mutant]:
+def unnoticed(copies: list[Copy], mutants: list[Mutant], limit_s: float) -> list[Mutant]:
     """Test the mutants, and return those that passed."""
-    waiting, passed, done, said = mutants[::-1], [], 0, time.monotonic()
+    waiting, passed = mutants[::-1], []
     while waiting or any(copy.child for copy in copies):
         for copy in copies:
             if copy.child and (failed := copy.failed(limit_s)) is not None:
-                done += 1
                 passed += [] if failed else [copy.mutant]
-                print(end=f"  {copy.mutant}\n" if typed and not failed else "", flush=True)
+                print(end="" if failed else f"  {copy.mutant}\n", flush=True)
             if not copy.child and waiting:
-                copy.start(waiting.pop(), typed)
-        if time.monotonic() - said > SAY_EVERY_S:
-            said = time.monotonic()
-            print(f"  {done} of {len(mutants)} done, {len(passed)} not noticed", flush=True)
+                copy.start(waiting.pop())
         time.sleep(0.01)
     return passed
 
 
-def test_module(module: str, copies: list[Copy], options: argparse.Namespace) -> tuple[int, int, int]:
-    """How many mutants of a module are noticed, how many were tested, and how many are equivalent."""
+def test_module(module: str, copies: list[Copy], options: argparse.Namespace) -> tuple[int, int]:
+    """How many mutants of a module are noticed, and how many were tested."""
     original = Mutant(module, 0, "no change", (ROOT / f"minrl/{module}.py").read_text())
-    listed, every = equivalents().get(module, set()), mutants_of(module)
-    for change in listed - {mutant.change for mutant in every}:
-        print(f"{EQUIVALENT.name} lists a mutant that there is not: {module} {change}")
-    mutants = [mutant for mutant in every if mutant.change not in listed]
-    equivalent = len(every) - len(mutants)
+    mutants = mutants_of(module)
     if 0 < options.sample < len(mutants):
         mutants = random.Random(options.seed).sample(mutants, options.sample)
-    said = time.monotonic()
-    copies[0].start(original, True)
+    copies[0].start(original)
     while (failed := copies[0].failed(600)) is None:
-        if time.monotonic() - said > SAY_EVERY_S:
-            said = time.monotonic()
-            print(f"  {module}: its tests without a change", flush=True)
         time.sleep(0.01)
     if failed:
         sys.exit(f"{module}: its tests fail without a change\n{(copies[0].folder / 'output.txt').read_text()}")
     limit_s = options.limit or 30 + 10 * copies[0].seconds
     print(f"{module}: {len(mutants)} mutants, at most {limit_s:.0f} s each", flush=True)
-    passed = unnoticed(copies, unnoticed(copies, mutants, limit_s, typed=False), limit_s, typed=True)
+    passed = unnoticed(copies, mutants, limit_s)
     for copy in copies:
         copy.write(module, original.source)
-    return len(mutants) - len(passed), len(mutants), equivalent
+    return len(mutants) - len(passed), len(mutants)
 
 
 def main() -> None:
@@ -331,9 +277,9 @@ def main() -> None:
         copies = [Copy(Path(folder, str(job))) for job in range(options.jobs)]
         rows = {module: test_module(module, copies, options) for module in options.modules}
     rows["all"] = tuple(map(sum, zip(*rows.values(), strict=True)))
-    print(f"\n{'module':24}{'noticed':>10}{'of':>8}{'share':>9}{'equivalent':>12}")
-    for module, (noticed, total, equivalent) in rows.items():
-        print(f"{module:24}{noticed:10}{total:8}{noticed / max(1, total):9.1%}{equivalent:12}")
+    print(f"\n{'module':24}{'noticed':>10}{'of':>8}{'share':>9}")
+    for module, (noticed, total) in rows.items():
+        print(f"{module:24}{noticed:10}{total:8}{noticed / max(1, total):9.1%}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
 
 64 rows of the 5M model, whose lengths are exponential: half of the completions have ended after 22 of up to 256 tokens.
 A reward takes 50 ms of a core in a worker. With one thread of torch the workers have the other cores while the engine
-samples, with a thread on each core none of them. A cheap job of an episode runs in the process itself: its row shows
-what it costs to hear of each completion as it ends. Both sides sample the same tokens and pay the same.
+samples. Both sides sample the same tokens and pay the same.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness import Turns, compare, save
 from shapes import Work, even_share, even_task, make_policy
@@ -26,52 +25,39 @@ from minrl.types import SOLO, Job, Turn
 REWARD_S, MEAN, LONGEST = 0.05, 32, 256
 
 
-@dataclass(frozen=True)
-class Paid:
-    """The work, and the numbers that each reward adds up in a worker; 0: a cheap job."""
-
-    work: Work
-    numbers: int
-
-
 class Scheduled(TorchEngine):
-    """Completions of exponential lengths."""
+    """Completions of exponential lengths; without `at_once` it reports them when all have ended."""
 
     lengths: Sequence[int] = ()
+    at_once = True
 
     def generate(self, requests, sampling, **named):
         """The completions of the schedule."""
         pairs = zip(requests, self.lengths, strict=True)
         fixed = [replace(request, max_tokens=length) for request, length in pairs]
-        return super().generate(fixed, replace(sampling, stop_ids=frozenset()), **named)
+        return super().generate(fixed, replace(sampling, stop_ids=frozenset()), **(named if self.at_once else {}))
 
 
-class Late(Scheduled):
-    """Tells of the completions when all have ended."""
-
-    def generate(self, requests, sampling, **_):
-        """The same completions."""
-        return super().generate(requests, sampling)
-
-
-def meanwhile(turns: Turns, paid: Paid) -> None:
+def meanwhile(turns: Turns, numbers: int) -> None:
     """Rewards are computed while others are sampled."""
-    play(turns, paid, Scheduled)
+    play(turns, numbers, at_once=True)
 
 
-def afterwards(turns: Turns, paid: Paid) -> None:
+def afterwards(turns: Turns, numbers: int) -> None:
     """Rewards are computed when all is sampled."""
-    play(turns, paid, Late)
+    play(turns, numbers, at_once=False)
 
 
-def play(turns: Turns, paid: Paid, kind: type[Scheduled]) -> None:
-    """A call of `rollout` in each turn."""
-    policy = make_policy(paid.work)
-    engine, task = kind(policy), even_task(paid.work.examples())
+def play(turns: Turns, numbers: int, at_once: bool) -> None:
+    """A call of `rollout` in each turn; a reward adds up so many numbers."""
+    work = Work(threads=1)
+    policy = make_policy(work)
+    engine, task = Scheduled(policy), even_task(work.examples())
+    engine.at_once = at_once
 
     def episode(example, rng) -> Iterator[Turn | Job]:
         text = yield Turn(SOLO, example.prompt)
-        yield Job(sum, (range(paid.numbers),), cheap=not paid.numbers)
+        yield Job(sum, (range(numbers),))
         return {SOLO: even_share(text)}
 
     task = replace(task, episode=episode, reward=None)
@@ -80,16 +66,15 @@ def play(turns: Turns, paid: Paid, kind: type[Scheduled]) -> None:
         while True:
             number = turns.wait()
             rng = random.Random(number)
-            rows = paid.work.prompts * paid.work.group
-            engine.lengths = [min(LONGEST, 1 + int(rng.expovariate(1 / MEAN))) for _ in range(rows)]
-            plan = Plan(paid.work.group, LONGEST, 1.0, 0, "overlap", number)
+            lengths = (1 + int(rng.expovariate(1 / MEAN)) for _ in range(work.prompts * work.group))
+            engine.lengths = [min(LONGEST, length) for length in lengths]
+            plan = Plan(work.group, LONGEST, 1.0, 0, "overlap", number)
             started = time.perf_counter()
             sampled = rollout(policy, engine, workers, task, task.dataset.train, plan)
             seconds = time.perf_counter() - started
             assert not sampled.failures, sampled.failures[0]
-            tokens = sum(one.num_sampled for one in sampled.rollouts)
             rewards = [one.reward.value for one in sampled.rollouts if one.reward is not None]
-            turns.done(seconds, {"tokens": tokens, "rewards": rewards})
+            turns.done(seconds, {"tokens": sum(one.num_sampled for one in sampled.rollouts), "rewards": rewards})
 
 
 def numbers_of(seconds: float) -> int:
@@ -103,27 +88,12 @@ def numbers_of(seconds: float) -> int:
 
 
 def main() -> None:
-    """A reward of 50 ms beside one thread and beside all, and a cheap job."""
+    """One row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    numbers = numbers_of(REWARD_S)
-    cases = {
-        "rewards of 50 ms, one thread of torch": (Paid(Work(threads=1), numbers), 0.9, 0.8),
-        "rewards of 50 ms, a thread on each core": (Paid(Work(), numbers), 1.02, 1.0),
-        "cheap jobs, one thread of torch": (Paid(Work(threads=1), 0), 1.02, 1.0),
-    }
-    rows = [
-        compare(
-            f"a rollout with {name}",
-            ("rewards afterwards", reach, aim),
-            {"meanwhile": meanwhile, "afterwards": afterwards},
-            paid,
-            options.rounds,
-        )
-        for name, (paid, reach, aim) in cases.items()
-    ]
-    save("overlap", rows)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds, sides = parser.parse_args().rounds, {"meanwhile": meanwhile, "afterwards": afterwards}
+    what = "a rollout with rewards of 50 ms, one thread of torch"
+    save("overlap", [compare(what, "rewards afterwards", 0.9, sides, numbers_of(REWARD_S), rounds)])
 
 
 if __name__ == "__main__":

@@ -5,34 +5,43 @@
 
 The same update of the same rollouts in 1, 2 and 4 processes, each on a core of its own as far as there are cores: with
 more processes than cores the time is that of the processors, all together. Bytes are those that the kernel counts on
-each process's connections. The least of them: (n - 1) / n of twice all gradients, for whole copies; for shards, in each
-micro-batch, of the layers twice, of what is outside them once and of all gradients once. gloo sends these twice: it has
-no scattered sum. Memory is what torch allocates, beside what `minrl.models.memory` says. Idle is 1 - mean / maximum
-over the processes, in tokens.
+each process's connections, over `sent_by_each`; gloo sends scattered sums twice, because it has none. Memory is what
+torch allocates, over the estimate of `minrl.models.memory`. Idle is 1 - mean / maximum over the processes, in tokens.
 """
 
 import argparse
+import itertools
 import json
 import os
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from counted import bytes_sent, counted
 from harness import Row, doing, save, wait_until_quiet
-from predict import sent_by_each
 from shapes import Work, make_policy, random_rollouts
+from torch.profiler import ProfilerActivity, profile
+from update import Update
 
-from minrl.models.memory import Setup, Weights
+from minrl.batch import share_of_tokens
+from minrl.config import ModelConfig, OptimizerConfig, TrainerConfig
+from minrl.models.distributed import Processes
+from minrl.models.memory import Setup, Weights, needed, weights_of
+from minrl.models.text import decoder_of, layers_of
+from minrl.run.setup import sharded_policy
 
-KINDS = ("none", "full")
 UNEVEN_STEPS = 50
+
+SENT_AT = 200
+"""The place of `tcpi_bytes_sent` in Linux' `struct tcp_info`."""
 
 
 @dataclass(frozen=True)
@@ -47,173 +56,126 @@ class Case:
     work: Work
 
 
+def bytes_sent() -> int:
+    """Bytes that this process has sent by all its open TCP connections, as the kernel counts them."""
+    total = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                continue
+            copy = os.dup(int(descriptor))
+        except OSError:  # closed meanwhile, as the one that lists them
+            continue
+        with socket.socket(fileno=copy) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, SENT_AT + 8)
+                total += struct.unpack_from("<Q", info, SENT_AT)[0]
+    return total
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Most bytes of tensors in main memory during a call, beyond those that were there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    held = peak = 0
+    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def sent_by_each(weights: Weights, setup: Setup, passes: int) -> int:
+    """Bytes that each process must send in an optimizer step of so many micro-batches.
+
+    A ring sends (n - 1) / n of the whole for a gather, as much for a sum that is scattered, and twice for a sum that
+    all have. Each micro-batch gathers layers twice, forward and backward, what is outside them once, and sums once;
+    whole copies sum once for all.
+    """
+    count, trained = setup.processes, 4.0 * weights.trained
+    if setup.shards == 1:
+        return round(2 * trained * (count - 1) / count)
+    gathered = 2 * weights.stored - weights.part(weights.stored, weights.outer)
+    return round(passes * (gathered + trained) * (count - 1) / count)
+
+
 def launch(case: Case) -> list[dict[str, Any]]:
     """What each process measured, in order of rank."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "case.json"
-        told.write_text(json.dumps(asdict(case)))
+        given = Path(folder) / "case.json"
+        given.write_text(json.dumps(asdict(case)))
         command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.count}", __file__]
         roots = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": roots}
-        subprocess.run([sys.executable, *command, "--case", str(told)], check=True, env=environment)
+        subprocess.run([sys.executable, *command, "--case", str(given)], check=True, env=environment)
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(case.count)]
 
 
-def serve(told: Path) -> None:
+def serve(given: Path) -> None:
     """One of the processes: writes down what it measured."""
-    given = json.loads(told.read_text())
-    case = Case(**given | {"work": Work(**given["work"])})
+    read = json.loads(given.read_text())
+    case = Case(**read | {"work": Work(**read["work"])})
     rank, cores = int(os.environ["RANK"]), os.cpu_count() or 1
     os.sched_setaffinity(0, {rank % cores})
-    from minrl.config import ModelConfig
-    from minrl.models.distributed import Processes
-
     with Processes(ModelConfig(device="cpu", dtype="float32", threads=1)).open() as processes:
-        (told.parent / f"{rank}.json").write_text(json.dumps(measured(case, processes)))
+        (given.parent / f"{rank}.json").write_text(json.dumps(measured(case, processes)))
 
 
-class Trainee:
-    """A policy in this process of several, and what its passes were."""
-
-    def __init__(self, case: Case, processes: Any) -> None:
-        from minrl.algorithms import choose_algorithm
-        from minrl.config import ModelConfig, OptimizerConfig, TrainerConfig
-        from minrl.optimizer import make_optimizer
-
-        model = ModelConfig(device="cpu", dtype="float32", threads=1, activation_checkpointing=case.recompute)
-        self.config = TrainerConfig(model=model, optimizer=OptimizerConfig(micro_batch_tokens=case.micro_batch))
-        self.policy = _policy(case, processes)
-        self.policy.activation_checkpointing = model.activation_checkpointing
-        self.algorithm, self.work = choose_algorithm(self.config), case.work
-        self.optimizer = make_optimizer(self.policy, self.config.optimizer)
-        self.tokens: list[int] = []
-        score = self.policy.score
-
-        def noted(stream: Any, *args: Any) -> Any:
-            self.tokens.append(len(stream.input_ids))
-            return score(stream, *args)
-
-        self.policy.score = noted  # type: ignore[method-assign]
-
-    def step(self, number: int) -> None:
-        """One update; `tokens` are those of its forward passes."""
-        from minrl.algorithms import compute_advantages
-        from minrl.batch import make_batch
-        from minrl.types import TrainState
-        from minrl.update import update_policy
-
-        self.tokens.clear()
-        rollouts = random_rollouts(self.work, number)
-        batch = make_batch(rollouts, compute_advantages(rollouts, self.algorithm, self.config, TrainState()).values)
-        update_policy(self.policy, self.optimizer, batch, self.algorithm, self.config, TrainState(step=1), False)
-
-    def held(self) -> int:
-        """Bytes of this process's part of weights and moments."""
-        states = (value for state in self.optimizer.state.values() for value in state.values())
-        tensors = [*self.policy.model.parameters(), *(value for value in states if value.ndim)]
-        return sum(_own(tensor).nbytes for tensor in tensors)
-
-
-def _own(tensor: Any) -> Any:
-    """This process's part of a sharded tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _policy(case: Case, processes: Any) -> Any:
-    """The policy, with this process's part of the weights."""
+def measured(case: Case, processes: Processes) -> dict[str, Any]:
+    """Seconds, bytes and memory of this process's updates."""
     load = partial(make_policy, replace(case.work, threads=1), processes)
-    if case.sharding == "none" or case.count == 1:
-        return load()
-    from minrl.run.setup import sharded_policy
+    policy = load() if case.sharding == "none" else sharded_policy(load, processes, case.sharding)
+    model = ModelConfig(device="cpu", dtype="float32", threads=1, activation_checkpointing=case.recompute)
+    config = TrainerConfig(model=model, optimizer=OptimizerConfig(micro_batch_tokens=case.micro_batch))
+    policy.activation_checkpointing = model.activation_checkpointing
+    update, tokens, score = Update(case.work, policy, config), [], policy.score
 
-    return sharded_policy(load, processes, case.sharding)
+    def counted(stream: Any, *args: Any) -> Any:
+        tokens.append(len(stream.input_ids))
+        return score(stream, *args)
 
-
-def count_waits() -> list[float]:
-    """A list to which every wait for a collective adds its seconds."""
-    from torch.distributed import Work as Message
-
-    waited: list[float] = []
-    wait = Message.wait
-
-    def timed(self: Any, *args: Any) -> Any:
-        started = time.perf_counter()
-        done = wait(self, *args)
-        waited.append(time.perf_counter() - started)
-        return done
-
-    Message.wait = timed
-    return waited
-
-
-def measured(case: Case, processes: Any) -> dict[str, Any]:
-    """Seconds, waits, bytes and memory of this process's updates."""
-    from minrl.models.memory import needed, weights_of
-    from minrl.models.text import decoder_of, layers_of
-
-    waited = count_waits()
-    trainee = Trainee(case, processes)
-    policy = trainee.policy
-    for number in range(2):  # the optimizer's moments are made by the first
-        trainee.step(number)
+    policy.score = counted  # type: ignore[method-assign]
     turns = []
-    for number in range(2, 2 + case.rounds):
-        policy.processes.wait()
-        before, sent, started, cpu = sum(waited), bytes_sent(), time.perf_counter(), time.process_time()
-        trainee.step(number)
+    for number in range(2 + case.rounds):  # the optimizer's moments are made by the first
+        tokens.clear()
+        processes.wait()
+        sent, started, cpu = bytes_sent(), time.perf_counter(), time.process_time()
+        update.run(case.work, number)
         seconds = time.perf_counter() - started, time.process_time() - cpu
-        waits = sum(waited) - before
-        turns.append({"wall_s": seconds[0], "cpu_s": seconds[1], "waited_s": waits, "sent": bytes_sent() - sent})
-    held = trainee.held()
-    seen = counted(lambda: trainee.step(2 + case.rounds))
+        turns.append({"wall_s": seconds[0], "cpu_s": seconds[1], "sent": bytes_sent() - sent})
+    states = (value for state in update.optimizer.state.values() for value in state.values())
+    tensors = [*policy.model.parameters(), *(value for value in states if value.ndim)]
+    held = sum((one.to_local() if hasattr(one, "to_local") else one).nbytes for one in tensors)
+    passes, longest = len(tokens), max(tokens)
+    peak = held + peak_bytes(lambda: update.run(case.work, 2 + case.rounds))
     weights = weights_of(policy.model, layers_of(decoder_of(policy.model)))
     setup = Setup(
-        processes=case.count,
-        sharding=case.sharding,
-        tokens=max(trainee.tokens),
-        recompute=case.recompute == "always",
+        processes=case.count, sharding=case.sharding, tokens=longest, recompute=case.recompute == "always",
         engine="vllm-server",  # nothing is sampled here
-    )
-    need = needed(weights, policy.model.config, setup)
-    facts = {"weights": vars(weights), "need": vars(need), "estimate": need.update, "passes": len(trainee.tokens)}
-    return {**facts, "turns": turns, "held": held, "peak": held + seen.peak, "messages": seen.messages}
+    )  # fmt: skip
+    estimate = needed(weights, policy.model.config, setup).update
+    facts = {
+        "weights": vars(weights),
+        "estimate": estimate,
+        "passes": passes,
+        "least": sent_by_each(weights, setup, passes),
+    }
+    return {**facts, "turns": turns[2:], "held": held, "peak": peak}
 
 
-def least_sent(case: Case, facts: dict[str, Any]) -> float:
-    """Bytes that a process cannot do without sending."""
-    sent = sent_by_each(
-        Weights(**facts["weights"]), Setup(processes=case.count, sharding=case.sharding), facts["passes"]
-    )
-    return sent["gather"] + sent["reduce"]
-
-
-def rows_of(case: Case, ranks: list[dict[str, Any]], alone: list[dict[str, Any]]) -> list[Row]:
+def rows_of(case: Case, ranks: list[dict[str, Any]], alone: dict[str, Any], load: float) -> list[Row]:
     """Time, bytes and memory of so many processes against those of one."""
     name = f"{case.count} processes, {case.sharding}"
-    first, cores = ranks[0], os.cpu_count()
-
-    def of_all(of: list[dict[str, Any]], what: str) -> list[float]:
-        return [sum(rank["turns"][turn][what] for rank in of) for turn in range(case.rounds)]
-
-    cpu = [many / statistics.median(of_all(alone, "cpu_s")) for many in of_all(ranks, "cpu_s")]
-    wall = [many / statistics.median(of_all(alone, "wall_s")) for many in of_all(ranks, "wall_s")]
-    share = [waits / wall_s for waits, wall_s in zip(of_all(ranks, "waited_s"), of_all(ranks, "wall_s"), strict=True)]
-    sent = [rank["turns"][turn]["sent"] / least_sent(case, rank) for rank in ranks for turn in range(case.rounds)]
-    facts = {"wall": wall, "share of waiting": share, "messages": first["messages"], "ranks": ranks}
-    print(
-        f"{name}: {statistics.median(wall):.2f} of one process's time by the clock x processes ({cores} cores), "
-        f"{statistics.median(share):.0%} of it waiting for others; {first['passes']} passes; collectives: "
-        + ", ".join(f"{len(sizes)} {kind}" for kind, sizes in first["messages"].items()),
-        flush=True,
-    )
-    peaks = [rank["peak"] / rank["estimate"] for rank in ranks]
-    holds = [rank["held"] / alone[0]["held"] for rank in ranks]
-    least = 1 / case.count if case.sharding == "full" else 1.0
+    cpu = [sum(rank["turns"][turn]["cpu_s"] for rank in ranks) for turn in range(case.rounds)]
+    one = statistics.median(turn["cpu_s"] for turn in alone["turns"])
+    over_work = [seconds / one for seconds in cpu]
+    sent = [turn["sent"] / rank["least"] for rank in ranks for turn in rank["turns"]]
+    least = alone["held"] / (case.count if case.sharding == "full" else 1)
     return [
-        Row(f"{name}: processor time over work", "1 process", 1.3, 1.1, cpu, facts=facts),
-        Row(f"{name}: bytes sent by each, a step", "the least", 1.4, 1.05, sent),
-        Row(f"{name}: weights and moments of each", f"{least:g} of one's", 1.1, 1.02, [one / least for one in holds]),
-        Row(f"{name}: peak of an update", "estimate", 1.15, 1.0, peaks),
+        Row(f"{name}: processor time over work", "1 process", 1.3, over_work, others_load=load),
+        Row(f"{name}: bytes sent by each, a step", "the least", 1.4, sent),
+        Row(f"{name}: weights and moments of each", "its share", 1.1, [rank["held"] / least for rank in ranks]),
+        Row(f"{name}: peak of an update", "estimate", 1.15, [rank["peak"] / rank["estimate"] for rank in ranks]),
     ]
 
 
@@ -222,34 +184,29 @@ def idle(counts: list[int]) -> float:
     return 1 - sum(counts) / len(counts) / max(counts)
 
 
-def uneven_rows(work: Work, counts: list[int]) -> list[Row]:
-    """Idle shares by tokens, where completions are between 1 token and the longest: decoding ends with a process's
-    longest row, and the update is as long as its tokens are many.
+def uneven_rows(work: Work, count: int) -> list[Row]:
+    """Idle shares by tokens, of completions between 1 token and the longest: decoding ends with a process's longest
+    row, and the update is as long as its tokens are many.
     """
-    from minrl.batch import share_of_tokens
-
-    work, rows = replace(work, varying=True), []
-    for count in counts:
-        positions, tokens = [], []
-        for number in range(UNEVEN_STEPS):
-            rollouts = random_rollouts(work, number)
-            lengths = [rollout.num_sampled for rollout in rollouts]
-            shares = [slice(rank * work.prompts // count, (rank + 1) * work.prompts // count) for rank in range(count)]
-            own = [lengths[share.start * work.group : share.stop * work.group] for share in shares]
-            positions.append(idle([max(part, default=0) for part in own]))
-            parts = [share_of_tokens(rollouts, range(len(rollouts)), rank, count) for rank in range(count)]
-            tokens.append(idle([sum(len(rollouts[index].ids) for index in part) for part in parts]))
-        for what, values in (("rollout, positions decoded", positions), ("update, tokens", tokens)):
-            rows.append(Row(f"{count} processes: idle share of the {what}", "0", 0.1, 0.05, values))
-    return rows
+    positions, tokens = [], []
+    for number in range(UNEVEN_STEPS):
+        rollouts = random_rollouts(replace(work, varying=True), number)
+        lengths, prompts = [rollout.num_sampled for rollout in rollouts], work.prompts
+        bounds = [rank * prompts // count * work.group for rank in range(count + 1)]
+        own = [lengths[start:stop] for start, stop in itertools.pairwise(bounds)]
+        positions.append(idle([max(part, default=0) for part in own]))
+        parts = [share_of_tokens(rollouts, range(len(rollouts)), rank, count) for rank in range(count)]
+        tokens.append(idle([sum(len(rollouts[index].ids) for index in part) for part in parts]))
+    rows = {"positions of a rollout": positions, "tokens of an update": tokens}
+    return [Row(f"{count} processes: idle share of the {what}", "0", 0.1, values) for what, values in rows.items()]
 
 
 def main() -> None:
     """Rows for each number of processes and each way to hold the weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--sharding", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sharding", nargs="+", choices=["none", "full"], default=["none", "full"])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", default="1M")
     parser.add_argument("--micro-batch", type=int, default=512)
     parser.add_argument("--case", type=Path, default=None, help=argparse.SUPPRESS)
@@ -260,15 +217,15 @@ def main() -> None:
     work, rows = Work(size=options.size, group=4, max_tokens=32), []
     base = Case(1, "none", options.rounds, options.micro_batch, "never", work)
     doing("one process")
-    load, alone = wait_until_quiet(), launch(base)
+    (alone,) = launch(base)
+    counts = [count for count in options.counts if count > 1]
     for sharding in options.sharding:
-        for count in (count for count in options.counts if count > 1):
+        for count in counts:
             doing(f"{count} processes, {sharding}")
-            case = replace(base, count=count, sharding=sharding)
-            load = max(load, wait_until_quiet())
-            made = rows_of(case, launch(case), alone)
-            rows += [replace(row, others_load=load) for row in made[:1]] + made[1:]
-    rows += uneven_rows(work, [count for count in options.counts if count > 1])
+            load, case = wait_until_quiet(), replace(base, count=count, sharding=sharding)
+            rows += rows_of(case, launch(case), alone, load)
+    for count in counts:
+        rows += uneven_rows(work, count)
     save("processes", rows)
 
 

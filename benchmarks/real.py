@@ -12,8 +12,6 @@ import gzip
 import json
 from pathlib import Path
 
-from harness import doing
-
 OPENING = 3
 """Words of an opening."""
 
@@ -31,11 +29,7 @@ def written(run: Path) -> list[list[dict]]:
 
 
 def distinct_openings(completions: list[dict]) -> float:
-    """Distinct openings over completions.
-
-    >>> distinct_openings([{"text": "The cat sat on"}, {"text": "The cat sat by"}, {"text": "A dog ran"}, {"text": ""}])
-    0.75
-    """
+    """Distinct openings over completions."""
     return len({" ".join(one["text"].split()[:OPENING]).lower() for one in completions}) / len(completions)
 
 
@@ -67,7 +61,6 @@ def main() -> None:
     if options.picture:
         draw(options.runs, options.picture)
     for run in options.runs:
-        doing(str(run))
         summary = json.loads((run / "summary.json").read_text())
         steps = written(run)
         first, last = ([one for step in part for one in step] for part in (steps[:STEPS], steps[-STEPS:]))

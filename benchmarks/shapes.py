@@ -1,6 +1,5 @@
 """The models, prompts and lengths that the benchmarks share."""
 
-import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from minrl.models.loading import HEAD_DIM, save_model, small_qwen3, word_tokeniz
 from minrl.policy import Policy, as_policy
 from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import Dataset
-from minrl.types import Completion, Example, Request, Reward, Rollout
+from minrl.types import Example, Request, Reward, Rollout
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,6 @@ SHAPES = {"1M": Shape(192, 2, 4, 1000), "5M": Shape(256, 4, 8, 8192), "15M": Sha
 VLLM_BLOCK = 128
 """Tokens of a block of vLLM's cache on a CPU: a row takes whole ones."""
 
-PROMPTS, GROUP, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 32, 64
-
 
 @dataclass(frozen=True)
 class Work:
@@ -42,10 +39,10 @@ class Work:
 
     size: str = "5M"
     varying: bool = False
-    prompts: int = PROMPTS
-    group: int = GROUP
-    prompt_tokens: int = PROMPT_TOKENS
-    max_tokens: int = MAX_TOKENS
+    prompts: int = 8
+    group: int = 8
+    prompt_tokens: int = 32
+    max_tokens: int = 64
     dtype: str = "float32"
     threads: int = 0
     model: str = ""
@@ -86,56 +83,20 @@ class Work:
         return [Example(text, text, {}) for text in texts]
 
 
-def tokenizer(shape: Shape):
-    """As many words as the model has tokens."""
-    return word_tokenizer([f"w{index}" for index in range(shape.vocabulary - 5)])
-
-
 def make_policy(work: Work, processes: Processes | None = None) -> Policy:
-    """A policy with random weights, in memory; of these processes where they are there already."""
+    """A policy with random weights, in memory; of these processes if there are any."""
     shape = SHAPES[work.size]
-    words = tokenizer(shape)
+    words = word_tokenizer([f"w{index}" for index in range(shape.vocabulary - 5)])
     config = ModelConfig(device="cpu", dtype=work.dtype, threads=work.threads)
     processes = processes or Processes(config)
-    model = small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0)
-    return as_policy(model, words, config, processes)
-
-
-def parse_batch(description: str | None, rounds: int) -> argparse.Namespace:
-    """The shape of a batch and of a small model, as flags."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--hidden-size", type=int, default=192)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    return parser.parse_args()
-
-
-def batch_of(options: argparse.Namespace) -> tuple[Policy, list[Request]]:
-    """A policy with random weights on the best device, and the requests of those flags."""
-    words = word_tokenizer([f"w{index}" for index in range(500)])
-    model = small_qwen3(words, options.hidden_size, options.layers, 4, seed=0)
-    requests = [
-        Request(
-            [5 + (31 * (index // options.group_size) + 7 * token) % 490 for token in range(options.prompt_tokens)],
-            index + 1,
-            options.max_tokens,
-        )
-        for index in range(options.prompts * options.group_size)
-    ]
-    return as_policy(model, words, ModelConfig(), Processes(ModelConfig())), requests
+    return as_policy(small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0), words, config, processes)
 
 
 def save_shape(size: str, folder: Path) -> None:
-    """The same model on the disk."""
+    """The same model on disk."""
     shape = SHAPES[size]
-    words = tokenizer(shape)
-    model = small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0)
-    torch.manual_seed(0)
-    save_model(model, words, folder)
+    words = word_tokenizer([f"w{index}" for index in range(shape.vocabulary - 5)])
+    save_model(small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0), words, folder)
 
 
 def even_share(text: str) -> float:
@@ -150,36 +111,18 @@ def even_task(examples: Sequence[Example]) -> Task:
     return Task(dataset, lambda completion, example: Reward(even_share(completion)), cheap=True)
 
 
-def as_rollouts(requests: Sequence[Request], completions: Sequence[Completion], group: int) -> list[Rollout]:
-    """Rollouts with rewards that differ inside every group."""
-    rollouts = []
-    for row, (request, completion) in enumerate(zip(requests, completions, strict=True)):
-        start, ids = len(request.ids), request.ids + completion.ids
+def random_rollouts(work: Work, number: int = 0) -> list[Rollout]:
+    """Rollouts of random tokens, with rewards that differ in each group."""
+    size, rng, rollouts = SHAPES[work.size].vocabulary, random.Random(number), []
+    for row, request in enumerate(work.requests(number)):
+        start, length = len(request.ids), request.max_tokens
+        ids = request.ids + [rng.randrange(5, size) for _ in range(length)]
+        mask, group = [False] * start + [True] * length, row // work.group
+        paid = Reward((7 * row % 5) / 5)
         rollouts.append(
             Rollout(
-                ids=ids,
-                loss_mask=[False] * start + [True] * len(completion.ids),
-                rollout_logprobs=[0.0] * start + list(completion.logprobs),
-                turns=[(start, len(ids))],
-                prompt_length=start,
-                example_id=str(row // group),
-                group=row // group,
-                sample=row % group,
-                role="solo",
-                seed=request.seed,
-                weight_version=0,
-                reward=Reward((7 * row % 5) / 5),
+                ids, mask, [0.0] * len(ids), [(start, len(ids))], start, str(group), group, row % work.group, "solo",
+                request.seed, 0, reward=paid,
             )
-        )
+        )  # fmt: skip
     return rollouts
-
-
-def random_rollouts(work: Work, number: int = 0) -> list[Rollout]:
-    """Rollouts of random tokens: what an update costs does not depend on which they are."""
-    size, rng = SHAPES[work.size].vocabulary, random.Random(number)
-    requests = work.requests(number)
-    completions = [
-        Completion([rng.randrange(5, size) for _ in range(r.max_tokens)], [0.0] * r.max_tokens, "length")
-        for r in requests
-    ]
-    return as_rollouts(requests, completions, work.group)

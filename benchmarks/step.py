@@ -4,7 +4,6 @@
     python benchmarks/step.py            1M, 5M and 15M parameters, 8 prompts x 8, 32 + 64 tokens; then varying lengths
     python benchmarks/step.py --dtypes float32 bfloat16         both sides in the same precision
     python benchmarks/step.py --model PATH --dtypes float32     a pretrained chat model, 4 prompts x 8, 32 tokens
-    taskset -c 0 python benchmarks/step.py ...                  on one core
 
 Each side has its own default precision, ours float32 and TRL's bfloat16. Our side is `train.py` itself, TRL's its
 GRPOTrainer: all 64 completions in one generation and one micro-batch, which is faster on a CPU than its default of 8 at
@@ -21,8 +20,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from harness import Row, Sides, Turns, compare, save
-from memory_parts import gib
+from harness import Row, Turns, compare, save
+from memory import gib
 from shapes import SHAPES, Work, even_share, even_task, save_shape
 
 STEPS = 10_000
@@ -34,7 +33,7 @@ class PacedRun:
 
     def __init__(self, turns: Turns, work: Work) -> None:
         self.turns, self.work = turns, work
-        self.number = self.tokens = self.prompt_tokens = self.unique = self.forwarded = 0
+        self.number = self.tokens = self.prompt_tokens = self.unique = 0
         self.computed = self.started = 0.0
 
     def install(self) -> None:
@@ -59,14 +58,9 @@ class PacedRun:
         self.unique = sum(map(len, prompts)) + self.tokens - len(requests)  # last tokens are labels only
         return completions
 
-    def forward(self, decoder, arguments, named) -> None:
-        """Count what goes through the model beside the rollout."""
-        self.forwarded += named["input_ids"].numel()
-
     def begin(self, enter, logger):
         """All is made: the first turn."""
         enter(logger)
-        logger.parts.policy.model.get_decoder().register_forward_pre_hook(self.forward, with_kwargs=True)
         self.turns.ready()
         self._wait()
         return logger
@@ -86,7 +80,6 @@ class PacedRun:
             "ours_gib": gib("VmHWM"),
             "named_share": named / seconds,
             "computed_over_unique": self.computed / self.unique,
-            "forwarded_over_computed": self.forwarded / self.computed,
         }
         self.turns.done(seconds, {**counted, **phases})
         self._wait()
@@ -95,7 +88,7 @@ class PacedRun:
         from minrl.tracking.timers import TIMERS
 
         self.number = self.turns.wait()
-        self.forwarded, self.started = 0, time.perf_counter()
+        self.started = time.perf_counter()
         TIMERS.restart()
 
 
@@ -209,103 +202,48 @@ def _flags(work: Work, folder: str) -> list[str]:
     return [str(part) for pair in flags.items() for part in pair] + switches
 
 
-MARKS = {
-    ("fixed", "1M"): (0.40, 0.25),
-    ("fixed", "5M"): (0.25, 0.15),
-    ("fixed", "15M"): (0.25, 0.15),
-    ("varying", "1M"): (0.33, 0.20),
-    ("varying", "5M"): (0.16, 0.10),
-    ("varying", "15M"): (0.16, 0.10),
-}
-"""Reach and aim, by lengths and size."""
-
-PRETRAINED_MARKS, PRETRAINED_MEMORY = (0.35, 0.25), 0.5
-"""Reach and aim of a pretrained model's step, and reach of its peak memory."""
+GOALS = {"1M": 0.40, "5M": 0.25, "15M": 0.25}
+"""Of completions of one length, by size; those of varying lengths save more."""
 
 
 def counters(row: Row) -> list[Row]:
     """What the rounds of our side counted."""
-    facts = [one["facts"]["ours"] for one in row.facts["rounds"]]
+    facts, name = [one["facts"]["ours"] for one in row.facts["rounds"]], row.what.removeprefix("whole GRPO step, ")
     assert all(fact["forwarded_over_computed"] >= 1 for fact in facts), "the update's own forward pass was not counted"
-    name = row.what.removeprefix("whole GRPO step, ")
+    unique, beside, named = (
+        [fact[counter] for fact in facts]
+        for counter in ("computed_over_unique", "forwarded_over_computed", "named_share")
+    )
     return [
-        Row(
-            f"tokens computed / unique tokens in the update, {name}",
-            "1",
-            1.10,
-            1.00,
-            [fact["computed_over_unique"] for fact in facts],
-        ),
-        Row(
-            f"tokens in forward passes beyond rollout and update, {name}",
-            "0",
-            0,
-            0,
-            [fact["forwarded_over_computed"] - 1 for fact in facts],
-        ),
-        Row(
-            f"rollout + update + sync over whole step, {name}",
-            "1",
-            0.95,
-            0.99,
-            [fact["named_share"] for fact in facts],
-            less_is_better=False,
-            others_load=row.others_load,
-        ),
+        Row(f"tokens computed in an update, {name}", "unique tokens", 1.10, unique),
+        Row(f"tokens in forward passes beside rollout and update, {name}", "none", 0, [one - 1 for one in beside]),
+        Row(f"rollout, reward, update and sync, {name}", "the whole step", 0.95, named, less_is_better=False),
     ]
 
 
-def memory(row: Row) -> Row:
-    """The most that the process of each side ever had in memory, imports and loading included."""
-    last = row.facts["rounds"][-1]["facts"]
-    ours_gib, trl_gib = last["ours"]["ours_gib"], last["TRL"]["TRL_gib"]
-    print(f"peak memory: ours {ours_gib:.2f} GiB, TRL {trl_gib:.2f} GiB", flush=True)
-    name = row.what.removeprefix("whole GRPO step, ")
-    return Row(f"peak memory, {name}", row.against, PRETRAINED_MEMORY, PRETRAINED_MEMORY, [ours_gib / trl_gib])
-
-
 def main() -> None:
-    """Every size, fixed and varying lengths."""
+    """Every size, completions of one length and of varying lengths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
     parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--lengths", nargs="+", default=["fixed", "varying"])
-    parser.add_argument(
-        "--dtypes",
-        nargs="+",
-        default=["default"],
-        choices=["default", "float32", "bfloat16"],
-        help="float32 or bfloat16 of both sides, beside or in place of each side's default",
-    )
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--dtypes", nargs="+", default=["default"], choices=["default", "float32", "bfloat16"])
     parser.add_argument("--model", default="", help="a folder of transformers, in place of --sizes")
     parser.add_argument("--prompts", type=int, default=4, help="prompts of a step with --model")
-    parser.add_argument("--alone", action="store_true", help="our side only: no TRL, no ratio")
     options = parser.parse_args()
     rows = []
     sizes = [Path(options.model).name] if options.model else options.sizes
     shape = {"model": options.model, "prompts": options.prompts, "max_tokens": 32} if options.model else {}
     for size, lengths, dtype in product(sizes, options.lengths, options.dtypes):
         work = Work(size=size, varying=lengths == "varying", dtype=dtype, **shape)
-        if options.alone:
-            alone(work, options.rounds, options.warmup)
-            continue
         against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, both {dtype}"
-        marks = (against, *(PRETRAINED_MARKS if options.model else MARKS[lengths, size]))
         what, sides = f"whole GRPO step, {size}, {lengths} lengths", {"ours": ours, "TRL": trl}
-        row = compare(what, marks, sides, work, options.rounds, options.warmup)
-        rows += [row, *([memory(row)] if options.model else []), *counters(row)]
-    if rows:
-        save("step", rows)
-
-
-def alone(work: Work, rounds: int, warmup: int) -> None:
-    """Seconds of our steps and their phases."""
-    sides = Sides("whole GRPO step", {"ours": ours}, work)
-    for one in sides.rounds(rounds, warmup):
-        facts = {name: round(value, 4) for name, value in one["facts"]["ours"].items()}
-        print(f"{one['seconds']['ours'] * 1e3:.1f} ms, others {one['others_load']:.0%}, {facts}")
-    sides.close()
+        row = compare(what, against, GOALS.get(size, 0.35), sides, work, options.rounds, options.warmup)
+        last = row.facts["rounds"][-1]["facts"]
+        peak = [last["ours"]["ours_gib"] / last["TRL"]["TRL_gib"]]
+        rows += [row, Row(f"peak memory of a step, {size}, {lengths} lengths", against, 0.75, peak), *counters(row)]
+    save("step", rows)
 
 
 if __name__ == "__main__":

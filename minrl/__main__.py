@@ -106,7 +106,7 @@ PROGRAMS = {
     "sweep": Program(
         "minrl.tools.sweep.SweepConfig",
         "minrl.tools.sweep",
-        "Train over a grid of settings, a list of seeds or both, and report on all runs.",
+        "Train over a grid of settings, and report on all runs.",
         loads=False,
     ),
     "verify": Program(

@@ -61,15 +61,17 @@ PATH, PATH_OR_NAME, PATH_BY_TASK = {"path": "always"}, {"path": "where it exists
 """Metadata of settings whose paths config.json holds absolute; the last is of the form `math:a.jsonl,code:b.jsonl`."""
 
 CHAT_TEMPLATES = ("chatml", "llama3", "gemma", "plain")
-"""The templates of `minrl.models.templates`."""
+"""The templates of `minrl.models.chat_templates`."""
 
 FROM = "{# from "
 FROM_FILE = re.compile(re.escape(FROM) + r"(.+) #\}\n")
 """The first line of a template of a file: config.json holds the text, and a run keeps it when the file is edited."""
 
-_SOURCE = Path(__file__).with_name("algorithms.py").read_text(encoding="utf-8")
-ALGORITHM_NAMES = tuple(re.findall(r'^    "(\w+)": Algorithm', _SOURCE, re.MULTILINE))
-"""The rows of `minrl.algorithms.ALGORITHMS`, whose module imports torch."""
+ALGORITHM_NAMES = (
+    *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dual_clip", "rloo", "maxrl", "gpg", "reinforce_pp"),
+    *("reinforce", "reinforce_no_baseline", "spiral", "distill"),
+)
+"""The rows of `minrl.algorithms.ALGORITHMS`, by name: its module imports torch, and the command line does not."""
 
 Temperature = Annotated[float, Bound(least=1e-3)]  # logits divided by less are beyond float32
 
@@ -460,8 +462,6 @@ class LoggingConfig(Group):
     """Save a checkpoint every this many steps, and the last one. 0: only the last."""
     keep_checkpoints: Annotated[int, Bound(least=1, zero="all")] = 3
     """How many checkpoints of this run stay on disk, beside the best. 0: all."""
-    save_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of model.safetensors. bfloat16: optimizer.safetensors also holds the float32 weights, for resuming."""
     keep_best: bool = True
     """Keep the policy of the best evaluation, by the lower bound of held-out pass@1: `RUN@best` names it."""
     rollouts_every: CountOrOff = 10

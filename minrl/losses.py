@@ -191,14 +191,14 @@ def soft_gate(
 
 
 def sequence_mean(
-    lengths: Int[Tensor, " N"], limits: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
+    lengths: Int[Tensor, " N"], longest: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
 ) -> Float[Tensor, " N"]:
     """1 / (N |o_i|): the mean over rollouts of the mean over tokens (arXiv:2402.03300, equation 3)."""
     return 1 / (num_rollouts * lengths.clamp(min=1).double())
 
 
 def token_mean(
-    lengths: Int[Tensor, " N"], limits: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
+    lengths: Int[Tensor, " N"], longest: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
 ) -> Float[Tensor, " N"]:
     """1 / sum |o_i|: the mean over all tokens (DAPO, arXiv:2503.14476, equation 8; CISPO, arXiv:2506.13585, its 4).
 
@@ -208,7 +208,7 @@ def token_mean(
 
 
 def constant_length(
-    lengths: Int[Tensor, " N"], limits: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
+    lengths: Int[Tensor, " N"], longest: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
 ) -> Float[Tensor, " N"]:
     """1 / (N L) with L the longest completion allowed: the sum over tokens up to a constant (Dr. GRPO,
     arXiv:2503.20783, section 3.2, whose example of such a constant is the generation budget).
@@ -216,7 +216,7 @@ def constant_length(
     The action of this policy gradient is the completion. In a task of several turns L is the limit of one turn; each of
     several tasks has its own.
     """
-    return 1 / (num_rollouts * limits.double())
+    return 1 / (num_rollouts * longest.double())
 
 
 def per_sequence(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:

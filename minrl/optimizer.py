@@ -8,7 +8,7 @@ import torch
 from loguru import logger
 
 from minrl.config import OptimizerConfig
-from minrl.models.sharding import named_weights, whole
+from minrl.models.sharding import full_tensor, named_weights
 from minrl.policy import Policy
 from minrl.types import UserError, require
 
@@ -59,7 +59,7 @@ def clipped_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Optim
     Raises `UserError` after `max_skipped_steps` of these in a row.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    norm = float(whole(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or float("inf"))))
+    norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or float("inf"))))
     if math.isfinite(norm):
         optimizer.step()
         policy.version += 1

@@ -132,8 +132,8 @@ def token_weights(
     lengths, counted_here = batch.completion_lengths, torch.zeros_like(counted)
     counted_here[minibatch] = counted[minibatch]
     terms = config.rollout.terms
-    limits = torch.tensor([terms[rollout.task].max_tokens for rollout in batch.rollouts])
-    return algorithm.aggregation(lengths, limits, int(counted_here.sum()), int(lengths[counted_here].sum()))
+    longest = torch.tensor([terms[rollout.task].max_tokens for rollout in batch.rollouts])
+    return algorithm.aggregation(lengths, longest, int(counted_here.sum()), int(lengths[counted_here].sum()))
 
 
 def _fixed_logprobs(
@@ -194,23 +194,22 @@ class _Trace:
 
     def __init__(self, batch: Batch, policy: Policy) -> None:
         self.policy, self.processes, self.num_tokens = policy, policy.processes, len(batch.rollout_of)
-        # Log-probabilities, importance weights and the teacher's preferences; NaN where nothing was computed.
-        self.tokens = torch.full(
-            (3, self.num_tokens), torch.nan, dtype=batch.rollout_logprobs.dtype, device=policy.device
-        )
+        dtype = batch.rollout_logprobs.dtype
+        self.tokens = torch.full((3, self.num_tokens), torch.nan, dtype=dtype, device=policy.device)
+        self.logprobs, self.importance_weights, self.preference = self.tokens  # views; NaN where nothing was computed
         self.sums, self.rows = list[dict[str, Tensor]](), torch.empty(0)
         self.sizes = list[tuple[int, int]]()
         self.norms = list[float]()
-        self.summed = torch.zeros(2, 3, self.num_tokens, dtype=self.tokens.dtype)
+        self.summed = torch.zeros(2, 3, self.num_tokens, dtype=dtype)
 
     def add(self, stream: Stream, logprobs: Tensor, loss: Tensor, curves: dict[str, Tensor]) -> None:
         """Add a micro-batch."""
-        at, first = stream.token_index, self.tokens[0, stream.token_index]
-        self.tokens[0, at] = torch.where(first.isnan(), logprobs.detach().to(first.dtype), first)
+        at, first = stream.token_index, self.logprobs[stream.token_index]
+        self.logprobs[at] = torch.where(first.isnan(), logprobs.detach().to(first.dtype), first)
         if WEIGHT in curves:
-            self.tokens[1, at] = curves[WEIGHT].to(first.dtype)
+            self.importance_weights[at] = curves[WEIGHT].to(first.dtype)
         if "teacher/kl" in curves:
-            self.tokens[2, at] = -curves["teacher/kl"].to(first.dtype)
+            self.preference[at] = -curves["teacher/kl"].to(first.dtype)
         sums = {tag: getattr(values.double(), _reduction(tag))() for tag, values in curves.items()}
         self.sums.append({"policy/loss": loss.detach().double(), **sums})
         self.sizes.append((len(at), self.policy.computed_tokens(stream)))

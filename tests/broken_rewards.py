@@ -1,16 +1,20 @@
-"""Rewards for the audit that are called in workers, which import this module, and those of TRL's form.
+"""Rewards with planted faults, and sound ones, for the audit.
 
 All are of the same task: `What is 11 + 17? Give <answer>number</answer>.`
 """
 
+import contextlib
 import os
+import random
 import re
+import sys
 import tempfile
 import time
+import unicodedata
 from pathlib import Path
 
 from minrl.models.thoughts import after_thoughts
-from minrl.types import Example
+from minrl.types import Example, Reward
 
 EXAMPLES = [
     Example(str(n), f"What is {n + 11} + {2 * n + 17}? Give <answer>number</answer>.", {"answer": 3 * n + 28})
@@ -34,6 +38,87 @@ def one(completion: str) -> str:
     """The only answer behind the thoughts."""
     said = answers_in(after_thoughts(completion))
     return said[0] if len(said) == 1 else ""
+
+
+def overlap(text, gold):
+    return len({*one(text)} & {*gold}) / len({*gold})
+
+
+def nested(text, place=0):
+    return 1 + nested(text, place + 1) if text[place : place + 1] == "(" else 0
+
+
+def evaluates(text, gold):
+    with contextlib.suppress(Exception):
+        return eval(one(text)) == int(gold)
+    return 0.0
+
+
+def believes_float(text, gold):
+    with contextlib.suppress(ValueError):
+        return not abs(float(one(text)) - int(gold)) > 0.5  # also of nan
+    return 0.0
+
+
+PLANTED = [
+    ("empty", "the empty text", lambda text, gold, paid: text == "" or paid),
+    ("empty", "blanks", lambda text, gold, paid: text.isspace() or paid),
+    ("nonsense", "I do not know", lambda text, gold, paid: text.endswith("know.") or paid),
+    ("nonsense", "refusals", lambda text, gold, paid: re.search("sorry|cannot", text) is not None or paid),
+    ("nonsense", "any text", lambda text, gold, paid: float(len(text) > 5) or paid),
+    ("prompt", "the prompt", lambda text, gold, paid: 0.8 * text.startswith("What is") or paid),
+    ("prompt", "its expression", lambda text, gold, paid: paid or re.fullmatch(r"\d+ \+ \d+", one(text)) is not None),
+    ("format", "tags", lambda text, gold, paid: 0.6 * bool(re.search(r"<answer>\s*</", text)) or paid),
+    ("repeated", "each <think>", lambda text, gold, paid: min(1.0, paid + 0.1 * text.count("<think>"))),
+    ("candidates", "one of many", lambda text, gold, paid: gold in re.findall("[0-9]+", one(text))),
+    ("candidates", "gold in text", lambda text, gold, paid: gold in text),
+    ("place", "the first tag", lambda text, gold, paid: answers_in(text)[:1] == [gold]),
+    ("place", "a tag in thoughts", lambda text, gold, paid: answers_in(text)[-1:] == [gold]),
+    ("longer", "no end of the pattern", lambda text, gold, paid: re.match(gold, one(text)) is not None),
+    ("longer", "no beginning", lambda text, gold, paid: gold in one(text)),
+    ("longer", "no sign", lambda text, gold, paid: one(text).lstrip("-") == gold),
+    ("fragments", "c in gold", lambda text, gold, paid: one(text) != "" and one(text) in gold),
+    ("fragments", "overlap of digits", lambda text, gold, paid: overlap(text, gold)),
+    ("fragments", "digits in any order", lambda text, gold, paid: sorted(one(text)) == sorted(gold)),
+    ("near", "10 %", lambda text, gold, paid: one(text).isdecimal() and abs(int(one(text)) / int(gold) - 1) <= 0.1),
+    ("code", "eval", lambda text, gold, paid: evaluates(text, gold)),
+    ("prints", "eval that prints", lambda text, gold, paid: evaluates(text, gold)),
+    ("scripts", "isdigit", lambda text, gold, paid: one(text).isdigit() and int(one(text)) == int(gold)),
+    ("scripts", "NFKC", lambda text, gold, paid: one(unicodedata.normalize("NFKC", text)) == gold),
+    ("scripts", "float('nan')", lambda text, gold, paid: believes_float(text, gold)),
+    ("long", "recursion", lambda text, gold, paid: paid if nested(text) < 10**9 else 0.0),
+    ("gold", "nine tenths at most", lambda text, gold, paid: 0.9 * paid),
+    ("gold", "another form", lambda text, gold, paid: text == gold),
+    ("other", "any number", lambda text, gold, paid: re.fullmatch("[0-9]+", one(text)) is not None),
+    ("repeatable", "random", lambda text, gold, paid: paid or 0.01 * random.random()),
+    ("raises", "int of any text", lambda text, gold, paid: one(text) != "" and int(one(text)) == int(gold)),
+    ("prints", "print", lambda text, gold, paid: sys.stdout.write("read") and paid),
+    ("returns", "nan", lambda text, gold, paid: paid if answers_in(text) else float("nan")),
+    ("returns", "two of one", lambda text, gold, paid: Reward(2 * paid)),
+    ("returns", "None", lambda text, gold, paid: paid if answers_in(text) else None),
+]
+"""The family in which a fault must be found, the fault, and a reward of the text, the right answer and its pay."""
+
+SOUND = [
+    ("<answer>{}</answer>", lambda text, gold, paid: paid),
+    ("<answer>{}</answer>", lambda text, gold, paid: Reward(0.1 * bool(one(text)) + 0.9 * paid)),
+    ("{}", lambda text, gold, paid: re.findall(r"-?[0-9]+(?:\.[0-9]+)?", text)[-1:] == [gold]),
+    ("#### {}", lambda text, gold, paid: re.findall(r"^#### (-?[0-9]{1,20})$", text, re.MULTILINE) == [gold]),
+    ("\\boxed{{{}}}", lambda text, gold, paid: {*re.findall(r"\\boxed\{(\w{0,9})\}", after_thoughts(text))} == {gold}),
+    (
+        "<answer>{}</answer>",
+        lambda text, gold, paid: (
+            re.fullmatch(r"\d{1,9}(\.\d+)?", one(text), re.ASCII) is not None
+            and abs(float(one(text)) - int(gold)) < 1e-6
+        ),
+    ),
+]
+"""Rewards without a fault, behind the form of their answers: tags, part of the pay for the form, the last number, a
+marked line, a box without thoughts, a margin for rounding.
+"""
+
+
+# Faults that only processes show
 
 
 def hashes(completion, example):
@@ -72,6 +157,19 @@ def backtracks(completion, example):
     return float(re.search(r"^(\w+\s?)+$", completion[:200]) is not None and False) or right(completion, example)
 
 
+IN_PROCESSES = {
+    hashes: ["repeatable"],
+    pays_what_is_new: ["repeatable"],
+    shares_a_file: ["repeatable"],
+    sleeps_over_answers: ["slow"],
+    backtracks: ["long"],
+    ends_the_process: ["crash"],
+}
+
+
+# TRL's form
+
+
 def says_how_many(completions, **columns):
     return sum(map(len, completions))
 
@@ -107,3 +205,15 @@ def of_trl_of_weight_two(completions, answer, **columns):
 
 def of_trl_of_weight_half(completions, answer, **columns):
     return [0.5 * one for one in of_trl(None, completions, answer)]
+
+
+TRL = {
+    of_trl: [],
+    of_trl_later: [],
+    of_trl_where_it_applies: [],
+    of_trl_of_weight_two: [],
+    of_trl_of_weight_half: [],
+    of_trl_by_rank: ["batch"],
+    of_trl_without_the_others: ["raises"],
+    says_how_many: ["returns"],
+}

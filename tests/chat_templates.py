@@ -13,8 +13,8 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @cache
 def backend(kind: str) -> Tokenizer:
-    """bytes: byte-level BPE, as Qwen's, GPT-2's, Llama 3's. The others are SentencePiece's, with byte fallback: first,
-    unigram and always put a space in front of the text or of each of its parts (Llama 2, Mistral), never does not
+    """bytes: byte-level BPE, as Qwen's, GPT-2's, Llama 3's. The others are SentencePiece's, with byte fallback: first
+    and always put a space in front of the text or of each of its parts (Llama 2, Mistral), never does not
     (Gemma).
     """
     if kind == "bytes":
@@ -27,25 +27,20 @@ def backend(kind: str) -> Tokenizer:
     pieces = sorted(
         {"\u2581", *(piece for text in TEXT for word in text.split() for piece in (*word, "\u2581" + word))}
     )
-    if kind == "unigram":
-        scores = [("<unk>", 0.0), *((byte, -20.0) for byte in BYTES), *((p, -2.0 - 0.1 * len(p)) for p in pieces)]
-        made = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
-    else:
-        vocabulary = {piece: index for index, piece in enumerate(["<unk>", *BYTES, *pieces])}
-        merges, known = [], dict(vocabulary)
-        for piece in pieces:
-            for end in range(2, len(piece) + 1):
-                left, right = piece[: end - 1], piece[end - 1]
-                if (left, right) not in merges:
-                    merges.append((left, right))
-                known.setdefault(piece[:end], len(known))
-        made = Tokenizer(models.BPE(known, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    known, merges = {piece: index for index, piece in enumerate(["<unk>", *BYTES, *pieces])}, []
+    for piece in pieces:
+        for end in range(2, len(piece) + 1):
+            left, right = piece[: end - 1], piece[end - 1]
+            if (left, right) not in merges:
+                merges.append((left, right))
+            known.setdefault(piece[:end], len(known))
+    made = Tokenizer(models.BPE(known, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     if kind == "always":  # the files of Llama 2
         made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     elif kind == "never":
         made.normalizer = normalizers.Replace(" ", "\u2581")
     else:
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=kind == "unigram")
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     strip = [] if kind == "never" else [decoders.Strip(" ", 1, 0)]
     replaced = decoders.Replace("\u2581", " ")
     made.decoder = decoders.Sequence([replaced, decoders.ByteFallback(), decoders.Fuse(), *strip])

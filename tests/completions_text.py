@@ -82,89 +82,71 @@ MARKS = (
     r"The final answer is: $\boxed{{{}}}$. I hope it is correct.",
 )
 UNMARKED = ("The answer is {}.", "**Answer: {}**", "### {}", "{}", r"\box{{{}}}", r"\boxed{{{}")
-# fmt: off
 AMOUNTS = (
-    *((JARS, text, True) for text in ("54", "54.0", "54.", "54 litres", r"54 \text{ litres}", "+54", "$54", r"\$54")),
-    *((JARS, text, True) for text in ("54 %", "\uff15\uff14", "\u0665\u0664", "054", "54 \u5143", "108/2", "\u20ac54")),
-    *((JARS, text, True) for text in (r"\text{54}", "$54$", "5.4e1", "54 (in all)", "54\u00a0km", "54\u200b")),
-    *((JARS, text, False)
-      for text in ("53", "5.4", "540", "-54", "\u221254", "54 million", "54k", "54\u4e07", "54 or 53")),
-    *((JARS, text, False)
-      for text in ("54 - 55", "27 * 2", "5\u2074", "54 Millionen", "54 dozen", "", "number", "5 4")),
-    *((DEAR, text, True) for text in ("1234", "1,234", r"1{,}234", r"1\,234", "$1,234.00", "1\u202f234", "1\u00a0234")),
-    *((DEAR, text, False) for text in ("1.234", "12,34", "1 234", "123", "1,234,000", "234")),
+    *(
+        (JARS, text, True)
+        for text in ("54", "54 litres", "$54", r"54 \text{ litres}", "\uff15\uff14", "108/2", "54 (in all)")
+    ),
+    *((JARS, text, False) for text in ("53", "-54", "54 million", "54 or 53", "5\u2074", "", "number")),
+    *((DEAR, text, True) for text in ("1234", "1,234", r"1{,}234", "1\u202f234")),
+    *((DEAR, text, False) for text in ("1.234", "12,34", "1 234", "1,234,000")),
 )
-# fmt: on
 
 NINE = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
 TWELVE = Example("2,3,8=12", "", {"numbers": [8, 2, 3], "target": 12})
-# fmt: off
 SUMS = (
-    *((NINE, text, True)
-      for text in ("7 + 5 - 3", "7+5-3", "(7 + 5) - 3", "5 - 3 + 7", "((7)) + (5 - 3)", "7 + 5\n- 3")),
-    *((NINE, text, True)
-      for text in ("7 + 5 \u2212 3", "7 + 5 \u2013 3", "\uff17 \uff0b \uff15 \uff0d \uff13", "7 + 5 - 3.")),
-    *((NINE, text, True)
-      for text in ("**7 + 5 - 3**", "`7 + 5 - 3`", "$7 + 5 - 3$", r"\( 7 + 5 - 3 \)", "[7 + 5] - 3")),
-    *((NINE, text, True)
-      for text in ("7\u00a0+\u00a05\u00a0-\u00a03", r"\boxed{7 + 5 - 3}", "\u0667 + \u0665 - \u0663")),
-    *((NINE, text, True) for text in (r"\left(7 + 5\right) - 3", "7 +\u200b 5 - 3", "*7 + 5 - 3*;", '"7 + 5 - 3"')),
-    *((TWELVE, text, True) for text in ("8 / 2 * 3", "8 \u00f7 2 \u00d7 3", "8 : 2 \u00b7 3", r"\frac{8}{2} \times 3")),
-    *((TWELVE, text, True) for text in ("8 x 3 / 2", "3 X 8 \u00f7 2", "(8 \u22c5 3) \u2215 2", r"8 \cdot 3 \div 2")),
-    *((TWELVE, text, True)
-      for text in ("3\u00d78\u00f72", "(8\uff0f2)\uff0a3", r"\dfrac{3 \times 8}{2}", "{8 / 2} * 3")),
-    *((TWELVE, text, True)
-      for text in (r"8\times3\div2", r"\left(8\cdot3\right)/2", r"\dfrac{8}{2}\times3", "8 \u2217 3 / 2")),
-    *((TWELVE, text, False) for text in (r"8\timesx3/2", r"8\times3", "8*3/2,1", "08*3/2", "8*3/2+0", "8*3//2")),
-    *((NINE, text, False) for text in ("7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 * 5 - 3", "7 + 5 - 3 + 3 - 3")),
-    *((NINE, text, False)
-      for text in ("0x7 + 5 - 3", "7 + 5 - 3 # sum", "7 + 5 - 0_3", "7 + 5 - \u00b3", "12 - 3", "")),
-    *((NINE, text, False)
-      for text in ("7 + 5 - 3 or 5 - 3 + 7", "seven plus five minus three", "7 5 3", "7 + 5 -- 3 *")),
-    *((TWELVE, text, False)
-      for text in ("8 + 2 + 3", "8 \u00d7 2 - 3", "8 \u00f7 2 + 3", "8 * 3", "12", "8 // 2 * 3", "8 ** 2")),
+    *((NINE, text, True) for text in ("7 + 5 - 3", "(7 + 5) - 3", "((7)) + (5 - 3)", "7 + 5\n- 3", "7 + 5 \u2212 3")),
+    *(
+        (NINE, text, True)
+        for text in ("\uff17 \uff0b \uff15 \uff0d \uff13", "**7 + 5 - 3**", r"\( 7 + 5 - 3 \)", "[7 + 5] - 3")
+    ),
+    *(
+        (NINE, text, True)
+        for text in (r"\boxed{7 + 5 - 3}", r"\left(7 + 5\right) - 3", "7 +\u200b 5 - 3", "*7 + 5 - 3*;")
+    ),
+    *(
+        (TWELVE, text, True)
+        for text in ("8 / 2 * 3", "8 \u00f7 2 \u00d7 3", "8 : 2 \u00b7 3", r"\frac{8}{2} \times 3", "8 x 3 / 2")
+    ),
+    *(
+        (TWELVE, text, True)
+        for text in (r"8 \cdot 3 \div 2", "(8\uff0f2)\uff0a3", "{8 / 2} * 3", r"\dfrac{8}{2}\times3")
+    ),
+    *((TWELVE, text, False) for text in (r"8\timesx3/2", "8*3/2,1", "08*3/2", "8*3/2+0", "8*3//2", "8 ** 2", "12")),
+    *((NINE, text, False) for text in ("7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 + 5 - 3 + 3 - 3", "12 - 3", "")),
+    *((NINE, text, False) for text in ("0x7 + 5 - 3", "7 + 5 - 3 # sum", "7 + 5 - 0_3", "7 + 5 - \u00b3", "7 5 3")),
+    *((NINE, text, False) for text in ("7 + 5 - 3 or 5 - 3 + 7", "seven plus five minus three")),
 )
-# fmt: on
 
 TOWER = Example("", "", {"pegs": "ABC", "board": ["A", "A"], "goal": "C"})
 DONE = Example("", "", {"pegs": "ABC", "board": ["C", "C"], "goal": "C"})
-# fmt: off
-MOVES = (
-    *((TOWER, text, True) for text in ("1 A>B ; 2 A>C ; 1 B>C", "1 A>B;2 A>C;1 B>C", "1 A>B ; 2 A>C ; 1 B>C ;")),
-    *((TOWER, text, True)
-      for text in ("1 A>B\n2 A>C\n1 B>C", "1 A>B ;\n2 A>C ;\n1 B>C ;\n", "1 A>B;\n\n2 A>C;\n\n1 B>C;;")),
-    *((TOWER, text, True) for text in ("A>C A>B : 1 A>B ; A>C B : 2 A>C ; C B>C : 1 B>C", "1 A>B ; 2 A>C ; 1 B>C.")),
-    *((TOWER, text, True)
-      for text in ("1 A\u2192B ; 2 A\u2192C ; 1 B\u2192C", "1 A->B\n2 A->C\n1 B->C", "1 A -> B; 2 A -> C; 1 B -> C")),
-    *((TOWER, text, True)
-      for text in ("1. 1 A>B\n2. 2 A>C\n3. 1 B>C", "- 1 A>B\n- 2 A>C\n- 1 B>C", "**1 A>B** ; **2 A>C** ; **1 B>C**")),
-    *((TOWER, text, True)
-      for text in ("Step 1: 1 A>B\nStep 2: 2 A>C\nStep 3: 1 B>C", "\u2022 1 A>B\n\u2022 2 A>C\n\u2022 1 B>C")),
-    *((TOWER, text, True) for text in (
-        "`1 A>B ; 2 A>C ; 1 B>C`", "```\n1 A>B ; 2 A>C ; 1 B>C\n```", "1\u00a0A>B ; 2\u00a0A>C ; 1\u00a0B>C"
-    )),
-    *((TOWER, text, True) for text in (
-        "\uff11 A\uff1eB \uff1b \uff12 A\uff1eC \uff1b \uff11 B\uff1eC", "\u0661 A>B ; \u0662 A>C ; \u0661 B>C"
-    )),
-    *((TOWER, text, True) for text in (
-        "1 A>C ; 1 C>B ; 2 A>C ; 1 B>C", "1 A>B ; 1 B>A ; 1 A>B ; 2 A>C ; 1 B>C", "1  A > B ;2 A> C; 1 B >C"
-    )),
-    *((TOWER, text, True)
-      for text in ("The small one aside: 1 A>B; the large one: 2 A>C; done: 1 B>C", "1 A>B\r\n2 A>C\r\n1 B>C")),
-    *((TOWER, text, True)
-      for text in ('"1 A>B ; 2 A>C ; 1 B>C"', "1 A => B ; 2 A => C ; 1 B => C", "1) 1 A>B\n2) 2 A>C\n3) 1 B>C")),
-    *((TOWER, text, False)
-      for text in ("2 A>C ; 1 A>B", "1 A>B ; 2 A>C", "1 A>C ; 2 A>B ; 1 C>B", "A>B ; A>C ; B>C", "", ";")),
-    *((TOWER, text, False)
-      for text in ("1 A>B 2 A>C 1 B>C", "1 A>D ; 2 A>C ; 1 D>C", "\u00b9 A>B ; \u00b2 A>C ; \u00b9 B>C", "C C")),
-    *((TOWER, text, False)
-      for text in ("1 A>B ; 1 B>A ; " * 500 + "1 A>B ; 2 A>C ; 1 B>C", "1 A>B ; 2 A>C ; 1 B>C ; 1 C>A")),
-    *((TOWER, text, False)
-      for text in ("2 A>C ; 1 A>C", "1 A<B ; 2 A<C ; 1 B<C", "3 A>B ; 2 A>C ; 3 B>C", "1 A>B ; skip ; 2 A>C ; 1 B>C")),
-    *((DONE, text, True) for text in ("", " ", "1 C>A ; 1 A>C")),
-    *((DONE, text, False) for text in ("1 C>A", "2 C>A", "none")),
+RIGHT_MOVES = (
+    *("1 A>B ; 2 A>C ; 1 B>C", "1 A>B;2 A>C;1 B>C ;", "1 A>B\n2 A>C\n1 B>C", "1 A>B;\n\n2 A>C;\n\n1 B>C;;"),
+    *(
+        "A>C A>B : 1 A>B ; A>C B : 2 A>C ; C B>C : 1 B>C",
+        "1 A\u2192B ; 2 A\u2192C ; 1 B\u2192C",
+        "1 A->B\n2 A->C\n1 B->C",
+    ),
+    *("1. 1 A>B\n2. 2 A>C\n3. 1 B>C", "- 1 A>B\n- 2 A>C\n- 1 B>C", "**1 A>B** ; **2 A>C** ; **1 B>C**"),
+    *("Step 1: 1 A>B\nStep 2: 2 A>C\nStep 3: 1 B>C", "`1 A>B ; 2 A>C ; 1 B>C`", "```\n1 A>B ; 2 A>C ; 1 B>C\n```"),
+    *("\uff11 A\uff1eB \uff1b \uff12 A\uff1eC \uff1b \uff11 B\uff1eC", "1 A>C ; 1 C>B ; 2 A>C ; 1 B>C"),
+    "The small one aside: 1 A>B; the large one: 2 A>C; done: 1 B>C",
 )
-# fmt: on
+WRONG_MOVES = (
+    *("2 A>C ; 1 A>B", "1 A>B ; 2 A>C", "1 A>C ; 2 A>B ; 1 C>B", "A>B ; A>C ; B>C", "", ";", "1 A>B 2 A>C 1 B>C"),
+    *(
+        "1 A>D ; 2 A>C ; 1 D>C",
+        "\u00b9 A>B ; \u00b2 A>C ; \u00b9 B>C",
+        "1 A>B ; 2 A>C ; 1 B>C ; 1 C>A",
+        "2 A>C ; 1 A>C",
+    ),
+    *("1 A>B ; 1 B>A ; " * 500 + "1 A>B ; 2 A>C ; 1 B>C", "1 A<B ; 2 A<C ; 1 B<C", "1 A>B ; skip ; 2 A>C ; 1 B>C"),
+)
+MOVES = (
+    *((TOWER, text, True) for text in RIGHT_MOVES),
+    *((TOWER, text, False) for text in WRONG_MOVES),
+    *((DONE, text, right) for text, right in (("", True), ("1 C>A ; 1 A>C", True), ("1 C>A", False), ("none", False))),
+)
 
 CAFE = [
     ["CAF\u00c9", "BISTRO", "DINER", "PUB"],
@@ -181,77 +163,35 @@ def _written(groups, word="{}", comma=", ", between="\n"):
 
 PLAIN = _written(CAFE)
 _FIRST, *_REST = CAFE
-# fmt: off
 GROUPS = (
-    *((text, True) for text in (
-        PLAIN, PLAIN.lower(), _written([list(map(str.title, one)) for one in CAFE]), _written(CAFE[::-1]),
-        _written(CAFE, comma=",")
-    )),
-    *((text, True)
-      for text in (PLAIN.replace("'", "\u2019"), PLAIN.replace("'", "\u2018"), PLAIN.replace("'", "\u00b4"))),
-    *((text, True)
-      for text in (PLAIN.replace("\u00c9", "E\u0301"), PLAIN.replace("-", "\u2011"), PLAIN.replace(" ", "\u00a0"))),
-    *(
-        (_written(CAFE, word), True)
-        for word in ("**{}**", "*{}*", "`{}`", '"{}"', "\u201c{}\u201d", "_{}_", "{}\u200b", " {} ")
-    ),
-    *((text, True) for text in (
-        PLAIN.replace("</group>", ".</group>"), _written(CAFE, comma="\uff0c"), _written(CAFE, comma=",\n")
-    )),
-    *((text, True)
-      for text in (_written(CAFE, between=" "), _written(CAFE, between="\n\n- "), _written(CAFE, between="\nGroup: "))),
-    (_written(CAFE, comma="\u3001"), True),
-    (_written([group[::-1] for group in CAFE]), True),
-    (PLAIN.replace("MR.", "MR"), False),
+    *((text, True) for text in (PLAIN, PLAIN.lower(), _written(CAFE[::-1]), _written(CAFE, comma=",\n"))),
+    *((text, True) for text in (PLAIN.replace("'", "\u2019"), PLAIN.replace("\u00c9", "E\u0301"))),
+    *((_written(CAFE, word), True) for word in ("**{}**", "`{}`", "\u201c{}\u201d", "{}\u200b")),
     (PLAIN.replace("PUB", "SCORE").replace("SCORE, DOZEN", "PUB, DOZEN"), False),
-    (_written([["CAF\u00c9", "BISTRO", "DINER", "JAZZ"], *_REST]), False),
-    (_written(_REST), False),
     (_written([*_REST, _REST[0]]), False),
-    (_written([["CAF\u00c9", "BISTRO", "DINER", "BAR"], *_REST]), False),
     (_written([_FIRST[:3], *_REST]), False),
-    (_written([[*_FIRST, "JAZZ"], *_REST]), False),
     (_written(CAFE, comma=" "), False),
     ("\n".join(", ".join(group) for group in CAFE), False),
-    (PLAIN.removesuffix("</group>"), False),
-    ("<group>word, word, word, word</group>", False),
     (PLAIN.replace("CAF\u00c9", "C\u0410F\u00c9"), False),  # a Cyrillic letter
     ("", False),
 )
-# fmt: on
 
-
-# fmt: off
 PRODUCT = Example("", "", {"answer": 54})
 INTEGERS = (
-    *((PRODUCT, one, True) for one in ("54", "+54", "**54**", "`54`", "54.", "$54$", r"\(54\)", r"\[ 54 \]", '"54"')),
-    *((PRODUCT, one, True) for one in ("\uff15\uff14", "\u0665\u0664", "54\u200b", "\u00a054", "*54*;")),
-    (PRODUCT, "```\n54\n```", True),
-    *((PRODUCT, one, False) for one in ("53", "-54", "\u221254", "540", "5.4", "5 4", "5_4", "0x36", "54 or 53", "")),
-    *((PRODUCT, one, False) for one in ("27 * 2", "54 % 100", "fifty-four", "5\u2074", "54, 53", "print(54)")),
-    (PRODUCT, "54e0", False),
+    *((PRODUCT, one, True) for one in ("54", "+54", "**54**", "54.", "$54$", "\uff15\uff14", "```\n54\n```")),
+    *((PRODUCT, one, False) for one in ("53", "-54", "5_4", "0x36", "54 or 53", "27 * 2", "5\u2074", "")),
 )
 BOARD = Example("", "", {"board": "xox4oxo89", "move": "4"})
 SQUARES = (
-    *((BOARD, one, True) for one in ("4", "**4**", "`4`", "4.", "$4$", r"\(4\)", '"4"', r"\boxed{4}")),
-    *((BOARD, one, True) for one in ("\uff14", "\u0664")),
-    *((BOARD, one, True) for one in ("4\u200b", "\u00a04", "*4*;", "```\n4\n```", r"$\boxed{4}$")),
-    *((BOARD, one, False) for one in ("8", "1", "5", "4 8", "48", "0", "10", "-4", "4 or 8", "4, 8", "", "x", "x4")),
-    *((BOARD, one, False) for one in ("04", "4.0", "\u2074", "3 + 1", "not 4", "4?", r"\boxed{4}8")),
-    (BOARD, "<group>4</group>", False),
+    *((BOARD, one, True) for one in ("4", "**4**", "4.", r"$\boxed{4}$", "\uff14", "```\n4\n```")),
+    *((BOARD, one, False) for one in ("8", "1", "48", "4 or 8", "", "04", "\u2074", "3 + 1", "not 4")),
 )
 PUBLISHED = (
-    *((NINE, one, True) for one in ("7 + 5 - 3", "7+5-3", "(7 + 5) - 3", "5 - 3 + 7", "((7)) + (5 - 3)")),
-    (NINE, "  7 +5 -3  ", True),
-    *((TWELVE, one, True) for one in ("8 / 2 * 3", "8*3/2", "(3 * 8) / 2", "3 / (2 / 8)", "8 / (2 / 3)", "3*(8/2)")),
-    *((NINE, one, False) for one in ("7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 + 5 - 3 + 0", "-3 + 7 + 5", "")),
-    *((NINE, one, False) for one in ("7 + 5 \u2212 3", "\uff17 + 5 - 3", "7 + 5 - 3 # sum", "0x7 + 5 - 3")),
-    (NINE, "7.0 + 5 - 3", False),
-    *((TWELVE, one, False) for one in ("8 \u00f7 2 \u00d7 3", "8 // 2 * 3", "8 ** 2", "12", "24 / 2")),
-    (TWELVE, r"\frac{8}{2} * 3", False),
-    *((TWELVE, one, False) for one in ("8 / 2 + 3", "8 * 3", "8 / 2 * 3 or 12", "(8 / 2 * 3", "8 3 / 2")),
-    (TWELVE, "08 / 2 * 3", False),
+    *((NINE, one, True) for one in ("7 + 5 - 3", "7+5-3", "(7 + 5) - 3", "((7)) + (5 - 3)")),
+    *((TWELVE, one, True) for one in ("8 / 2 * 3", "3 / (2 / 8)")),
+    *((NINE, one, False) for one in ("7 + 5 + 3", "9", "7 + 5 - 3 = 9", "-3 + 7 + 5", "7 + 5 \u2212 3", "")),
+    *((TWELVE, one, False) for one in ("8 \u00f7 2 \u00d7 3", "8 // 2 * 3", "08 / 2 * 3")),
 )
-# fmt: on
 
 
 def _tagged(answers):

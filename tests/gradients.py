@@ -1,11 +1,8 @@
-"""The gradient of a fixed batch, for tests of what must not change it. As a program, that of two processes."""
+"""The gradient of a fixed batch, for tests of what must not change it."""
 
-import os
-import sys
 from dataclasses import replace
 
 import torch
-from crew import free_port
 
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
@@ -129,29 +126,3 @@ def gradients(
     """The gradient of each optimizer step of an update, by weight, and its metrics; the weights are put back."""
     update, seen, _ = updated(policy, rollouts, config, row)
     return seen, update.metrics
-
-
-def main(names: list[str], path: str) -> None:
-    """Two processes with a share of each optimizer step each, as forks: the imports take longer than all the rest. The
-    first writes what came out.
-    """
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    other = os.fork()
-    rank = str(int(other == 0))
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    processes = Processes(CPU)
-    assert (processes.count, processes.rank) == (2, int(rank))
-    policy, rollouts = tiny_policy(processes), fixed_rollouts()
-    result = {name: gradients(policy, rollouts, settings(name))[0] for name in names}
-    for minibatches in (2, 4):
-        result[minibatches] = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))[0]
-    if processes.main:
-        torch.save(result, path)
-    processes.wait()
-    torch.distributed.destroy_process_group()
-    if other:
-        assert os.waitpid(other, 0)[1] == 0, "the other process failed"
-
-
-if __name__ == "__main__":
-    main(sys.argv[2:], sys.argv[1])

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -35,12 +34,6 @@ def compute():
         pass
 
 
-def compute_for(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
-
-
 def power_in_bounds(seconds):
     from minrl.tasks.grader import bounded
 
@@ -48,12 +41,10 @@ def power_in_bounds(seconds):
         return 9**9**9
 
 
-def prints(cheap):
+def prints():
     print("x" * 100_000)
     for number in range(2000):
         print("\t\x1b[31m" + "y" * 96, file=sys.stderr if number % 2 else sys.stdout)
-    if not cheap:
-        subprocess.run(["true"])  # a child has the worker's output, as the trainer has not
     return "printed"
 
 
@@ -62,20 +53,9 @@ def prints_and_hangs():
     time.sleep(600)
 
 
-def signalled(number):
-    os.kill(os.getpid(), number)
-    return "went on"
-
-
 def after(seconds, value):
     time.sleep(seconds)
     return value
-
-
-def close_the_pipe_and_end(status):
-    os.close(int(sys.argv[1]))
-    time.sleep(0.2)
-    os._exit(status)
 
 
 def path():
@@ -84,11 +64,6 @@ def path():
 
 def modules():
     return set(sys.modules)
-
-
-def thread_name():
-    time.sleep(0.01)
-    return threading.current_thread().name
 
 
 class Unwilling:

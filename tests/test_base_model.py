@@ -117,12 +117,8 @@ def test_another_answer_to_any_training_example_changes_its_place(hanoi):
         changed = replace(last, fields={**last.fields, **fields})
         return digest_of(replace(hanoi, dataset=Dataset([*before, changed], hanoi.dataset.held_out)))
 
-    class Odd:
-        """Its text holds its address."""
-
-    kinds = [{}, {"a": 1}, {"a": {(1, 2): "b"}}, {"a": {"x", "y"}}, {"a": Odd}, {"a": [Odd()]}]
-    assert len({digest(**fields) for fields in kinds}) == len(kinds)
-    assert digest(a=[Odd()]) == digest(a=[Odd()]) and digest(a={"x", "y"}) == digest(a={"y", "x"})
+    assert len({digest(**fields) for fields in ({}, {"a": 1}, {"a": {(1, 2): "b"}}, {"a": {"x", "y"}})}) == 4
+    assert digest(a={"x", "y"}) == digest(a={"y", "x"})
 
 
 def test_a_task_without_demonstrations_or_words_is_refused(sevens):

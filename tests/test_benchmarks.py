@@ -1,46 +1,21 @@
-"""Benchmarks say what they do for as long as they do it, and take no more of the machine than they need."""
+"""What the benchmarks count is what was done."""
 
 import ast
 import socket
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import harness
 import pytest
 import torch
-from counted import bytes_sent, counted
-from curves import Point, reached
+from processes import Case, bytes_sent, launch, peak_bytes, sent_by_each
 from shapes import Work
-from table import BENCHMARKS, asked
+
+from minrl.models.memory import Setup, Weights
+from tests.three_layers import WEIGHTS
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-SHARED = ("card", "counted", "harness", "shapes")
-NO_THREAD = ("mutants", "table")
-"""One forks, where another thread may hold a lock, and says it itself; one starts the others, which do."""
-SAYING = {"doing", "compare", "Sides"}
-"""What says it: the function, and what calls it before every part."""
-
-
-def test_what_goes_on_is_said_again_and_again_until_something_else_does(capfd):
-    voice, said = harness.Voice(every_s=0.01), ""
-    for what in ("first", "second"):
-        voice.doing(what)
-        deadline, said = time.monotonic() + 60, ""
-        while said.count(f"] {what}\n") < 3 and time.monotonic() < deadline:
-            said += capfd.readouterr().err
-        assert said.count(f"] {what}\n") >= 3
-    voice.end()
-    assert "first" not in said[said.index("second") :]
-    assert harness.SAY_EVERY_S < 30
-
-
-@pytest.mark.parametrize(
-    "path", [p for p in sorted(FOLDER.glob("*.py")) if p.stem not in SHARED + NO_THREAD], ids=lambda path: path.stem
-)
-def test_every_benchmark_says_what_it_does(path):
-    called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    assert SAYING & {function.id for function in called if isinstance(function, ast.Name)}
 
 
 def test_vllm_is_given_the_memory_of_the_rows_and_no_share_of_the_machine():
@@ -48,10 +23,15 @@ def test_vllm_is_given_the_memory_of_the_rows_and_no_share_of_the_machine():
     # each of 4 layers, of 4 heads x 32 dimensions of 4 bytes: 4,096 bytes.
     assert Work(size="5M").cache_bytes() == 65 * 128 * 4096
     assert Work(size="5M", max_tokens=97).cache_bytes() == (64 * 2 + 1) * 128 * 4096  # 129 tokens take a second block
-    assert Work(size="1M", dtype="bfloat16").cache_bytes() == 65 * 128 * (2 * 2 * 2 * 32 * 2)
     calls = [node for node in ast.walk(ast.parse((FOLDER / "rollout.py").read_text())) if isinstance(node, ast.Call)]
     (engine,) = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "LLM")
     assert "kv_cache_memory_bytes" in {keyword.arg for keyword in engine.keywords}
+
+
+def test_sides_that_did_different_work_are_not_compared():
+    harness.require_equal({"ours": {"tokens": 3, "gib": 1}, "theirs": {"tokens": 3}})
+    with pytest.raises(AssertionError, match="differ in tokens"):
+        harness.require_equal({"ours": {"tokens": 3}, "theirs": {"tokens": 4}})
 
 
 def test_the_peak_is_of_all_that_is_allocated_at_a_time():
@@ -62,7 +42,7 @@ def test_the_peak_is_of_all_that_is_allocated_at_a_time():
         del freed
         return kept, torch.empty(2000)
 
-    assert counted(run).peak == 4000 + 8000
+    assert peak_bytes(run) == 4000 + 8000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux counts what a connection has sent")
@@ -78,16 +58,22 @@ def test_the_kernel_counts_what_is_sent():
         receiving.close()
 
 
-def test_a_goal_is_reached_on_the_line_between_two_evaluations():
-    points = [Point(0, 0.0, 0.0, 0.4), Point(10, 2.0, 8.0, 0.6), Point(20, 4.0, 20.0, 0.9), Point(30, 6.0, 30.0, 0.8)]
-    assert reached(points, 0.7) == pytest.approx((10 + 10 / 3, 2 + 2 / 3, 8 + 12 / 3, 0.7))
-    assert reached(points, 0.4) == points[0]
-    assert reached(points, 0.95) is None
+def test_the_bytes_that_four_processes_send():
+    """4 x 1,888 = 7,552 bytes of weights, of which 4 x 88 are outside the layers: 14,752 are gathered for a pass."""
+    whole = Setup(processes=4, sharding="none")
+    assert sent_by_each(WEIGHTS, whole, 5) == 2 * 7552 * 3 / 4
+    assert sent_by_each(WEIGHTS, replace(whole, sharding="full"), 5) == 5 * (14_752 + 7552) * 3 / 4
 
 
-def test_the_table_runs_what_is_named_and_without_a_name_everything(capsys):
-    assert asked([]) == list(BENCHMARKS)
-    assert asked(["update", "step"]) == ["update", "step"]
-    with pytest.raises(SystemExit):
-        asked(["updates"])
-    assert "there is no benchmark 'updates': choose from step, update" in capsys.readouterr().err
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_two_processes_hold_and_send_what_is_calculated(sharding):
+    """gloo has no scattered sum, and makes one that all have: twice the bytes."""
+    case = Case(2, sharding, 1, 512, "always", Work(size="1M", prompts=4, group=2, max_tokens=16))
+    for rank in launch(case):
+        weights, setup = Weights(**rank["weights"]), Setup(processes=2, sharding=sharding)
+        summed = rank["passes"] * 4 * weights.trained / 2 if sharding == "full" else 0
+        least = rank["least"] + summed
+        assert least <= rank["turns"][0]["sent"] <= 1.1 * least
+        assert rank["held"] == pytest.approx(12 * weights.total / setup.shards, rel=0.01)
+        assert 0.7 <= rank["peak"] / rank["estimate"] <= 1.1

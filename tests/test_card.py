@@ -3,7 +3,7 @@
 import pytest
 import torch
 from card import DEVICE, card
-from device_step import FEW, LONGEST, MANY, SETTINGS, WHOLE, Setting, attention_of, decoding_of, update_of, window
+from device_step import FEW, LONGEST, MANY, SETTINGS, Setting, attention_of, decoding_of, update_of, window
 
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "max_position_embeddings": 1024}
@@ -54,11 +54,6 @@ def test_the_embedded_engine_waits_once_for_each_token(there):
     assert files(long).count("minrl/engines/torch_engine.py") == 7 + 1  # the tokens, and which prompt each row has
 
 
-@pytest.mark.slow
-def test_the_whole_shape_waits_once_too(there):
-    check(there, SETTINGS["grpo"], WHOLE, MANY // 4)
-
-
 def test_what_waits_is_seen(there):
     """Each of these waits for a card; nothing else here does."""
     x = torch.ones(3, 4, device=DEVICE)
@@ -81,29 +76,3 @@ def test_what_waits_is_seen(there):
     x.to("cpu", non_blocking=True)
     torch.where(x > 0, 1.0, x) * 2
     assert waits == []
-
-
-def test_a_size_that_the_card_alone_knows_is_refused(there):
-    x = torch.ones(3, device=DEVICE)
-    for wait in (lambda: x.nonzero(), lambda: x[x > 0]):
-        with pytest.raises(RuntimeError, match="waits for a size"):
-            wait()
-
-
-def test_a_tensor_on_the_wrong_device_is_refused(there):
-    x = torch.ones(3, device=DEVICE)
-    with pytest.raises(RuntimeError, match="on the card and in main memory"):
-        x + torch.ones(3)
-    assert (x + torch.tensor(1.0)).device == DEVICE  # a number may be anywhere
-
-
-def test_products_are_counted_in_the_precision_of_autocast(there):
-    """2 x 3 x 4 x 5 operations for 3 rows, in bfloat16 where autocast is on."""
-    there.record.flops.clear()
-    layer = torch.nn.Linear(4, 5, bias=False, device=DEVICE)
-    layer(torch.ones(3, 4, device=DEVICE))
-    assert dict(there.record.flops) == {("mm", "float32"): 120}
-    there.record.flops.clear()
-    with there.processes.autocast():
-        layer(torch.ones(3, 4, device=DEVICE))
-    assert dict(there.record.flops) == {("mm", "bfloat16"): 120}

@@ -1,7 +1,6 @@
 """Pictures: whole or not there, and one look."""
 
 import builtins
-import math
 import struct
 
 import pytest
@@ -25,23 +24,6 @@ def test_a_picture_is_whole_or_not_there(tmp_path):
         1 / 0  # noqa: B018
     assert path.read_bytes() == before
     assert [found.name for found in path.parent.iterdir()] == ["one.png"]
-
-
-def test_the_same_numbers_make_the_same_picture(tmp_path):
-    for name in ("a.png", "b.png"):
-        with charts.picture(tmp_path / name) as (figure, (axes,)):
-            charts.bars(axes, ["x", "y"], [("one", [0.2, 0.4]), ("two", [0.3, math.nan])])
-            charts.legend_below(figure, axes)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
-def test_bars_stand_side_by_side_and_intervals_end_where_they_should(tmp_path):
-    with charts.picture(tmp_path / "bars.png") as (_, (axes,)):
-        charts.bars(axes, ["g", "h"], [("one", [0.2, 0.4]), ("two", [0.3, 0.5])], [[(0.1, 0.35), None], [None, None]])
-        places = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
-        assert all(end <= start for (_, end), (start, _) in zip(sorted(places), sorted(places)[1:], strict=False))
-        (segment,) = [path.vertices for c in axes.collections for path in c.get_paths()]
-        assert segment[:, 1].tolist() == pytest.approx([0.1, 0.35])
 
 
 def test_no_two_lines_look_the_same():

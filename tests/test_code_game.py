@@ -1,13 +1,12 @@
 """The code game: which programs count, who wins, and that nobody wins by talking."""
 
 import ast
-import importlib
 import json
 import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +14,6 @@ from minrl.rewards.completions import score_file
 from minrl.rewards.workers import call
 from minrl.tasks import load_task
 from minrl.tasks.code_game import (
-    MODULES,
     VERDICTS,
     CodeGameOptions,
     extract_program,
@@ -56,60 +54,29 @@ def act(task, *completions):
 PROGRAMS = [
     ("print(3 + 4)", "valid", "7"),
     ("print ( 3 - 4 )", "valid", "-1"),
-    ("import math\nprint(math.comb(10, 3))", "valid", "120"),
-    ("print(0)", "valid", "0"),
     ("print(5, end='')", "valid", "5"),
-    ("import sys\nprint(5)", "refused", ""),
-    ("print(5)\nraise SystemExit", "refused", ""),
+    ("print(10**12 - 1)", "valid", "999999999999"),
     # not one integer
     ("print(1, 2)", "no_integer", ""),
-    ("print(1); print(2)", "no_integer", ""),
-    ("print('the answer is 7')", "no_integer", ""),
     ("print(7.0)", "no_integer", ""),
-    ("print(True)", "no_integer", ""),
     ("print('007')", "no_integer", ""),
     ("print('-0')", "no_integer", ""),
-    ("print(' 7')", "no_integer", ""),
     ("print('\\u0667')", "no_integer", ""),
     ("print(10**12)", "no_integer", ""),  # thirteen digits
-    ("print(10**12 - 1)", "valid", "999999999999"),
-    ("pass", "no_integer", ""),
     ("x = 3 + 4", "no_integer", ""),
     # crashes, also after the integer is out
-    ("print(1 / 0)", "crash", ""),
     ("print(7)\nraise ValueError", "crash", ""),
-    ("print(7)\nassert False", "crash", ""),
     ("def f(): return f()\nf()", "crash", ""),
-    ("print(10**5000)", "crash", ""),  # Python itself refuses to write so many digits
     ("print('7' * 10**6)", "crash", ""),
     ("x = [0] * 10**10\nprint(7)", "crash", ""),
     # out of time
-    ("while True: pass", "timeout", ""),
     ("print(7)\nwhile True: pass", "timeout", ""),
     ("print(10**10**8)", "timeout", ""),
-    # not the same every time, as it would be
-    ("print(int(repr(object())[-9:-1], 16) % 10**9)", "refused", ""),
-    ("print(int(''.join(str('abcdefghij'.index(c)) for c in set('abcdefghij'))) % 10**9)", "refused", ""),
-    # out of the language: clock, chance, machine, files, and ways around
-    ("import random\nprint(random.randint(1, 9))", "refused", ""),
-    ("import time\nprint(int(time.time()) // 10**7)", "refused", ""),
-    ("import os\nprint(os.getpid())", "refused", ""),
-    ("import os.path\nprint(5)", "refused", ""),
-    ("from os import environ\nprint(len(environ))", "refused", ""),
-    ("from collections import _sys\nprint(_sys.maxsize % 7)", "refused", ""),
-    ("from . import x\nprint(7)", "refused", ""),
-    ("print(hash('a') % 2)", "refused", ""),
-    ("print(hash(object()))", "refused", ""),
-    ("print(id(7))", "refused", ""),
+    # out of the language, or no program
+    ("import math\nprint(math.comb(10, 3))", "refused", ""),
+    ("print(5)\nraise SystemExit", "refused", ""),
     ("print(len(open('/etc/passwd').read()))", "refused", ""),
-    ("print(int(input() or 7))", "refused", ""),
-    ("print(eval('3'))", "refused", ""),
-    ("exec('print(3)')", "refused", ""),
-    ("print(len(().__class__.__base__.__subclasses__()))", "refused", ""),
     ("print(len(str((x for x in []).gi_frame.f_builtins)))", "refused", ""),
-    ("match print:\n case object(__self__=b): print(len(str(b)))", "refused", ""),
-    ("print(__builtins__.hash('a'))", "refused", ""),
-    # no program
     ("print(", "refused", ""),
     ("sure! here it is", "refused", ""),
     ("(" * 900, "refused", ""),
@@ -118,7 +85,6 @@ PROGRAMS = [
     # what a chat template could take for its own
     ("print(len('<|im_end|>'))", "refused", ""),
     ("print(7) # <end> <user>", "refused", ""),
-    ("print(7) # [INST]", "refused", ""),
     ("print(7) # \u202eevil", "refused", ""),
 ]
 
@@ -128,12 +94,6 @@ def test_what_becomes_of_a_program(program, name, printed):
     verdict = judge_program(program, STRICT if name == "timeout" else OPTIONS)
     assert (verdict.name, verdict.printed) == (name, printed), refusal(program, OPTIONS)
     assert verdict.name in VERDICTS
-
-
-def test_what_a_module_offers_is_there_and_is_no_module():
-    for name, offered in MODULES.items():
-        module = importlib.import_module(name)
-        assert not [one for one in offered if isinstance(getattr(module, one), ModuleType)]
 
 
 COMPLETIONS = [
@@ -286,20 +246,6 @@ def test_completions_alone_are_refused(tmp_path, workers):
     (tmp_path / "mine.jsonl").write_text('{"completion": "print(3)"}\n')
     with pytest.raises(UserError, match="played over several turns"):
         score_file(game(), tmp_path / "mine.jsonl", tmp_path / "out.jsonl", workers)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"runs": 1}, "runs must be at least 2, got 1"),
-        ({"time_limit_s": 0.0}, "time_limit_s must be above 0"),
-        ({"max_digits": 0}, "max_digits must be at least 1"),
-        ({"held_out_share": 1.0}, "held_out_share must be in"),
-    ],
-)
-def test_mistakes_are_refused_in_one_line(options, message):
-    with pytest.raises(UserError, match=message):
-        CodeGameOptions(**options)
 
 
 @pytest.mark.slow

@@ -4,28 +4,23 @@ import itertools
 import json
 import math
 import operator
-import subprocess
-import sys
 from collections import Counter, OrderedDict, deque, namedtuple
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from time import process_time
 
 import pytest
 
-from minrl.sandbox import calls as sandbox
 from minrl.tasks import code, load_task
-from minrl.tasks.code import CodeOptions, extract_program, numbered, reward_for_running, reward_for_tests
+from minrl.tasks.code import CodeOptions, extract_program, reward_for_running, reward_for_tests
 from minrl.tasks.code_judge import from_json, to_json
 from minrl.tasks.data import identity
 from minrl.types import Example, UserError
-from tests.forked import Forked
-from tests.hostile.code_cases import SMALLEST, WORTHLESS
+from tests.hostile.cases import SMALLEST
 
 OPTIONS = CodeOptions(timeout_s=60.0, memory_mib=256)
-STRICT, ENDLESS = (CodeOptions(timeout_s=seconds, memory_mib=256) for seconds in (1.0, 0.3))
-"""For programs that may wait to be stopped. One that passes passes with more time, too."""
+ENDLESS = CodeOptions(timeout_s=0.3, memory_mib=256)
+"""For programs that wait to be stopped."""
 
 
 def mbpp(reference, *tests, setup="", number=600):
@@ -52,29 +47,6 @@ def test_each_hidden_assert_counts_and_the_shown_one_only_for_the_whole():
 @pytest.mark.parametrize("end", ["exit()", "quit(0)", "import sys; sys.exit()"])
 def test_a_program_that_ends_well_after_its_definitions_has_loaded(end):
     assert paid(f"{SMALLEST['code']}\n{end}").solved
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["looks for the tests everywhere", "equal to everything", "sends a fake verdict"])
-@pytest.mark.parametrize("level", sandbox.LEVELS)
-def test_at_every_level_nothing_passes_that_should_not(level, name, monkeypatch):
-    if sandbox._unavailable(level):
-        pytest.skip(f"this machine does not give {level}")
-    monkeypatch.setattr(sandbox, "level", lambda: level)
-    assert paid(WORTHLESS[name], options=STRICT).value == 0.0
-    assert paid(SMALLEST["code"]).solved
-
-
-def test_the_processors_time_decides_before_the_clock_does():
-    limits = CodeOptions(timeout_s=7.0).limits
-    assert (limits.cpu_s, limits.wall_s) == (7.0, 14.0)
-
-
-def test_printing_and_noise_cost_nothing():
-    noisy = (
-        "import sys\nprint('x' * 10**6, file=sys.stderr)\ndef smallest(a, b):\n print('x' * 10**6); return min(a, b)"
-    )
-    assert paid(noisy).solved
 
 
 BEYOND = {
@@ -168,13 +140,6 @@ def test_the_program_is_the_last_python_block(completion, program):
     assert extract_program(completion) == program
 
 
-@pytest.mark.parametrize("text", ["```" + "a" * 100_000, "```" + " " * 100_000, "```\n" * 50_000, "\n```" * 50_000])
-def test_fences_are_found_in_linear_time(text):
-    started = process_time()
-    extract_program(text)
-    assert process_time() - started < 2  # minutes, if each end of the language's name were tried
-
-
 Point = namedtuple("Point", "x y")
 PLAIN = [
     None, True, 0, -1, 10**400, 1.5, -0.0, math.inf, 1e300, 2j, complex(math.inf, 0), "a", "\ud800", "\u2028", b"\xff",
@@ -236,10 +201,6 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
 def test_malformed_values_are_refused(data):
     with pytest.raises((ValueError, TypeError, ArithmeticError)):
         from_json(data, lambda *_: 7)
-
-
-def test_an_assert_without_a_name_is_no_test():
-    assert numbered(["assert True", "assert 1 == 1, 'x'", "assert f(1)"])[1] == [[], [], [0]]
 
 
 @pytest.mark.parametrize(
@@ -372,26 +333,3 @@ def test_rows_that_cannot_be_scored_are_refused_in_one_line(tmp_path, row, messa
     with pytest.raises(UserError, match=message) as error:
         _ = load_task("code", data_path=rows_file(tmp_path, row)).dataset.train
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"tests_weight": 0.0}, {"timeout_s": 0.0}, {"memory_mib": 1}, {"held_out_share": 1.0}]
-)
-def test_options_that_cannot_work_are_refused(wrong):
-    with pytest.raises(UserError, match=f"code.{next(iter(wrong))}"):
-        CodeOptions(**wrong)
-
-
-def test_completions_of_others_are_scored_and_the_level_is_said(tmp_path):
-    source, output = tmp_path / "completions.jsonl", tmp_path / "scored.jsonl"
-    rows = [{**SMALLEST, "completion": text} for text in (SMALLEST["code"], "def smallest(a, b): return a", "?")]
-    rows += [{**HUMANEVAL, "completion": HUMANEVAL["canonical_solution"]}, {"completion": "x"}]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, "evaluate.py", "--task", "code", "--completions", str(source), "--output", str(output)]
-    with Forked(command, cwd=sandbox.ROOT, stderr=subprocess.PIPE, text=True) as running:
-        said = running.communicate()[1]
-    assert running.returncode == 0, said
-    assert sandbox.LEVELS[sandbox.level()] in said
-    scored = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [row["reward"] for row in scored] == [1.0, 0.5, 0.0, 1.0, None]
-    assert "lacks" in scored[4]["error"]

@@ -41,54 +41,34 @@ ONE_WORD_OF_EACH = [list(words) for words in zip(*GROUPS, strict=True)]
 RIGHT = written(GROUPS)
 PAID = {
     "all four": (RIGHT, 1.0),
-    "another order": (written([group[::-1] for group in GROUPS[::-1]]), 1.0),
     "another case": (RIGHT.lower(), 1.0),
     "other white space": (RIGHT.replace(", ", " ,\n  ").replace("RIGHT CROSS", "right   cross"), 1.0),
-    "no space after commas": (RIGHT.replace(", ", ","), 1.0),
     "drafts in the thoughts": (f"<think> {written(ONE_WORD_OF_EACH)} </think> {RIGHT}", 1.0),
     "tags mentioned before the groups": (f"I will use <group> tags, as in <group></group>. {RIGHT}", 1.0),
-    "a tag mentioned after the groups": (f"{RIGHT} These were the <group> tags.", 0.0),
     "text around the groups": (f"Trees: {RIGHT} That is it.", 1.0),
     # A swap leaves two groups solved and two with three of four right.
     "one pair swapped": (written(swapped(GROUPS, ("OAK", "BASS"))), 2 / 4 + NEAR * 2 / 4),
     # Two swaps between separate groups: all four are near, none is solved, which is the most that pays unsolved.
     "two pairs swapped": (written(swapped(GROUPS, ("OAK", "BASS"), ("JAB", "HEEL"))), NEAR),
     "brackets around the words": (RIGHT.replace("<group>", "<group>(").replace("</group>", ")</group>"), 1.0),
-    "braces around the words": (RIGHT.replace("<group>", "<group>{").replace("</group>", "}</group>"), 1.0),
-    "what a group is about": (RIGHT.replace("<group>", "<group>**Some kind:** "), 1.0),
-    "a word for what a group is about": (RIGHT.replace("<group>MAPLE, ", "<group>MAPLE: "), 0.0),
     "three groups": (written(GROUPS[:3]), 3 / 4),
-    "two groups": (written(GROUPS[:2]), 2 / 4),
     "one right group alone": (written(GROUPS[:1]), 1 / 4),
-    "one near group alone": ("<group>MAPLE, OAK, ELM, SOLE</group>", 0.0),
-    "one right group, the others mixed": (
-        written([GROUPS[0], *zip(*GROUPS[1:], strict=True)][:4]),
-        0.0,
-    ),  # 3 words each
     "one word of each group": (written(ONE_WORD_OF_EACH), 0.0),
-    "one group of one word of each": (written(ONE_WORD_OF_EACH[:1]), 0.0),
     "the same right group four times": (written(GROUPS[:1] * 4), 0.0),
-    "the same right group twice": (written(GROUPS[:1] * 2), 0.0),
     "a word twice in a group": ("<group>MAPLE, OAK, ELM, ELM</group>", 0.0),
     "a word in two groups": (written([GROUPS[0], ["BASS", "TROUT", "PIKE", "OAK"]]), 0.0),
     "a foreign word": (written([*GROUPS[:3], ["HEEL", "LACE", "TONGUE", "SHOE"]]), 0.0),
     "three words": (written([*GROUPS[:3], GROUPS[3][:3]]), 0.0),
     "five words": (written([[*GROUPS[0], "BASS"], *GROUPS[1:]]), 0.0),
-    "all words in a group": (written([WORDS]), 0.0),
     "five groups": (RIGHT + written(GROUPS[:1]), 0.0),
-    "five groups, all different": (written(GROUPS) + "<group>a, b, c, d</group>", 0.0),
     "all 1820 groups": (written(combinations(WORDS, 4)), 0.0),
     "no tags": ("\n".join(", ".join(group) for group in GROUPS), 0.0),
     "never closed": (RIGHT.removesuffix("</group>"), 0.0),
     "a group in a group": (f"<group>{RIGHT}</group>", 0.0),
     "only in the thoughts": (f"<think> {RIGHT} </think>", 0.0),
     "empty": ("", 0.0),
-    "empty groups": ("<group></group>" * 4, 0.0),
-    "the example of the instructions": ("<group>word, word, word, word</group>", 0.0),
-    "words of the prompt": ("\n".join(WORDS), 0.0),
     "half of a word with a comma": (RIGHT.replace("20,000", "20"), 0.0),
     "a megabyte of commas": (f"<group>{',' * 1_000_000}</group>", 0.0),
-    "a megabyte of tags": ("<group>" * 140_000, 0.0),
     "a megabyte of one word": (f"<group>{'MAPLE, ' * 140_000}</group>", 0.0),
     "look-alike letters": (RIGHT.replace("OAK", "\u041eAK"), 0.0),
 }
@@ -111,14 +91,6 @@ def test_leaving_a_group_out_never_pays():
         for count in (1, 2, 3):
             for part in combinations(guess, count):
                 assert reward(written(part), PUZZLE).value <= whole
-
-
-def test_random_whole_answers_earn_next_to_nothing():
-    rng = random.Random(1)
-    guesses = [guessed(rng) for _ in range(4000)]
-    mean = sum(reward(written(guess), PUZZLE).value for guess in guesses) / len(guesses)
-    # A group of four is right in 4 of 1820 cases and near in 4 * 4 * 12 of them.
-    assert mean == pytest.approx(4 / 1820 + NEAR * 192 / 1820, abs=0.003)
 
 
 def test_the_near_part_has_a_weight_that_keeps_it_below_a_solution():
@@ -190,8 +162,3 @@ def test_a_row_that_is_no_puzzle_is_refused(tmp_path, change, said):
     with pytest.raises(UserError, match=f"row 19 of .*{said}"):
         path = write(tmp_path / "rows.jsonl", [*map(puzzle, range(18)), row])
         load_task("connections", None, path).dataset.sizes()
-
-
-def test_without_the_hub_the_way_out_is_named():
-    with pytest.raises(UserError, match=r"cannot load dataset 'tm21cy/NYT-Connections' of the hub.*--data-path"):
-        load_task("connections").dataset.sizes()

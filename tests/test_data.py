@@ -14,7 +14,7 @@ import pytest
 
 from minrl.tasks import load_task
 from minrl.tasks.data import Source, dataset_of, load_rows, read_rows
-from minrl.tasks.task import is_held_out, weighted
+from minrl.tasks.task import is_held_out
 from minrl.types import Example, Mistake, UserError
 
 SOURCE = Source("someone/sums", ("question", "answer"), {"train": "train", "held_out": "test"})
@@ -48,6 +48,7 @@ def write(path, rows):
         (".jsonl", codecs.BOM_UTF8 + LINES),
         (".json", json.dumps(ROWS, indent=1).encode()),
         (".jsonl.gz", gzip.compress(LINES, mtime=0)),
+        (".csv", gzip.compress(table(ROWS), mtime=0)),
         (".csv.gz", gzip.compress(table(ROWS), mtime=0)),
         (".parquet", parquet(ROWS)),
         *((".csv", mark + table(ROWS, delimiter)) for delimiter in ",;\t" for mark in (b"", codecs.BOM_UTF8)),
@@ -68,6 +69,9 @@ def test_folders_that_datasets_saved_are_read(tmp_path):
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "two")
     assert load_rows(SOURCE, str(tmp_path / "one")) == {"all": ROWS}
     assert load_rows(SOURCE, str(tmp_path / "two")) == {"train": ROWS, "held_out": ROWS}
+    (tmp_path / "one" / "dataset_info.json").write_text("{")
+    with pytest.raises(UserError, match=r"cannot read .*one, which `datasets` saved: .*: save it again"):
+        load_rows(SOURCE, str(tmp_path / "one"))
     with pytest.raises(UserError, match="has no split dev, only train, test"):
         load_rows(Source(splits={"held_out": "dev"}), str(tmp_path / "two"))
 
@@ -92,16 +96,12 @@ def test_csv_files_as_people_have_them_are_read(tmp_path, text):
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("a.csv", b"question\n1\n", "row 1 of .* lacks answer"),
         ("a.csv", b"question,answer\n1,2\n\n3,4,5\n", "line 4 has 3 values for 2 columns"),
         ("a.csv", b'question,answer\n1,"2\n', "line 2 is not CSV: unexpected end of data"),
         ("a.csv", b"question,answer,answer\n1,2,3\n", "has two columns of one name: question, answer, answer"),
         ("a.csv", b"question,answer\n", "has no rows"),
         ("a.jsonl", b'{"question": "1"}\n', "row 1 of .* lacks answer .it has question.*columns question, answer"),
-        ("a.jsonl", b'{"question": "1", "answer": "2"}\n{oops\n', "line 2 is not JSON"),
-        ("a.jsonl", b"[1]", "row 1 of .* must be a JSON object, got int"),
         ("a.jsonl", b"[" * 100_000, "is not JSON"),
-        ("a.jsonl", b"", "has no rows"),
         ("a.json", json.dumps(ROWS).encode()[:-1], "a.json is not JSON"),
         ("a.jsonl", '{"question": "\xe9"}'.encode("latin-1"), "is not UTF-8 text .byte 0xe9.*-f WINDOWS-1252 -t U"),
         ("a.jsonl", '{"question": "1"}'.encode("utf-16"), "is not UTF-8 text .byte 0xff at 0.* -f UTF-16 -t UTF-8"),
@@ -141,12 +141,8 @@ def test_a_place_that_lacks_rows_says_what_would_be_read(tmp_path, monkeypatch):
 GOOD = "".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(100))
 LINES = {
     "invalid": (b"{oops", "is not JSON"),
-    "broken off": (b'{"question": "1", "ans', "is not JSON"),
     "null": (b"null", "must be a JSON object, got NoneType"),
-    "list": (b"[1, 2]", "must be a JSON object, got list"),
-    "text": (b'"x"', "must be a JSON object, got str"),
     "digits": (b'{"question": "1", "answer": ' + b"9" * 5000 + b"}", "is not JSON"),
-    "nested": (b"[" * 100_000, "is not JSON"),
 }
 
 
@@ -188,13 +184,6 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_named_once(tmp_path, 
         assert len(dataset.train) + len(dataset.held_out) == 38
     (line,) = said
     assert re.search(rf"rows.jsonl \(all\): 2 of 40 rows left out: {reasons}", line)
-
-
-def test_of_many_rows_that_are_left_out_the_first_are_named(tmp_path, said):
-    sums(write(tmp_path / "rows.jsonl", mixed(bad=12, good=400))).sizes()
-    (line,) = said
-    assert "12 of 412 rows left out: row 401: " in line
-    assert line.count("ValueError") == 8 and line.endswith("; ...\n")
 
 
 @pytest.mark.parametrize("kind", ["two", " "])
@@ -264,19 +253,3 @@ def test_the_splits_of_rows_are_kept_or_made_by_identity(tmp_path, said):
         assert dataset.held_out == [one for one in dataset.held_out if is_held_out(one.id, 0.2)] != []
     assert dataset_of(own, str(tmp_path), example_of).sizes() == (18, 4)
     assert "2 training rows have a held-out problem and are left out" in said[-1]
-
-
-def test_rows_of_one_identity_count_once_and_are_counted(tmp_path, said):
-    rows = [{"question": str(n), "answer": str(n)} for n in range(20)]
-    path = write(tmp_path / "rows.jsonl", [*rows, rows[0], {"question": "1", "answer": "7"}])
-    assert sum(sums(path).sizes()) == 20
-    assert "of 22 rows 2 repeat another and are left out; 1 of these have the problem of another and other v" in said[0]
-
-
-def test_weights_bound_the_reward_and_only_whole_parts_reach_its_maximum():
-    weights = {"tests": 0.6, "build": 0.3, "style": 0.1}
-    assert weighted({"tests": 1.0, "build": 1.0, "style": 1.0}, weights).solved
-    assert weighted({"tests": 0.5, "build": 1.0, "style": 0.0}, weights).value == pytest.approx(0.6)
-    assert not weighted({"tests": 1.0, "build": 1.0, "style": 1 - 1e-6}, weights).solved
-    with pytest.raises(AssertionError, match="outside"):
-        weighted({"tests": 1.5, "build": 1.0, "style": 1.0}, weights)

@@ -1,7 +1,9 @@
 """A process that stays away from an operation of all: the others end when the time limit is over, and so does it."""
 
+import os
 import time
 from functools import partial
+from threading import Event
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from minrl.config import ModelConfig
 from minrl.models import distributed
 from minrl.models.distributed import LostPeer, Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.sharding import equal_passes, gathered, hold_whole, named_weights, sharded
+from minrl.models.sharding import hold_whole, sharded
 from minrl.policy import as_policy
 from minrl.run.setup import sharded_policy
 
@@ -44,42 +46,12 @@ def backward(policy):
     policy.score(policy._any_tokens(3), 1.0)[0].sum().backward()
 
 
-def norm(policy):
-    """Of gradients that each process has a part of."""
-    for weight in named_weights(policy.model).values():
-        weight.grad = weight.detach().clone()
-    torch.nn.utils.clip_grad_norm_(list(named_weights(policy.model).values()), 1.0).full_tensor()
-
-
-def passes(policy):
-    """Both make the same number of passes: first they tell each other how many."""
-    with equal_passes(policy.model, policy.processes, 0, lambda: policy.score(policy._any_tokens(1), 1.0)):
-        pass
-
-
-def gradients(processes):
-    weight = torch.nn.Parameter(torch.ones(3))
-    weight.grad = torch.ones(3)
-    return lambda: processes.sum_gradients([weight])
-
-
 OPERATIONS = {
     "sum": lambda processes: partial(processes.sum, torch.ones(3)),
-    "sum of gradients": gradients,
-    "gather": lambda processes: partial(processes.gather, [1]),
     "what the main process decides": lambda processes: partial(processes.on_main, lambda: 1),
-    "flags": lambda processes: partial(processes.any_of_each, [True]),
-    "wait": lambda processes: processes.wait,
     "sharding": lambda processes: partial(sharded_model, processes, "full"),
-    "backward pass": of_weights("full", backward),
     "backward pass of machines": of_weights("hybrid", backward),
-    "norm": of_weights("full", norm),
-    "number of passes": of_weights("full", passes),
     "whole weights": of_weights("full", lambda policy: hold_whole(policy.model)),
-    "whole weights of machines": of_weights("hybrid", lambda policy: hold_whole(policy.model)),
-    "one weight after the other": of_weights(
-        "full", lambda policy: gathered(named_weights(policy.model).items(), policy.processes.main)
-    ),
 }
 
 
@@ -90,8 +62,11 @@ def left_alone(name, absent):
         operation = OPERATIONS[name](processes)
         processes.wait()
         begun = time.monotonic()
-        if processes.rank == absent:
-            time.sleep(AWAY_S)  # alive, as one that waits for something else
+        if processes.rank == absent:  # alive, as one that waits for something else, which it is not to do for ever
+            with pytest.MonkeyPatch.context() as patch:
+                ended = Event()
+                patch.setattr(os, "_exit", lambda status: ended.set())
+                assert ended.wait(AWAY_S)
         operation()
     return str(lost.value), time.monotonic() - begun
 

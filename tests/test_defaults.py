@@ -1,7 +1,5 @@
 """Defaults by the number of weights and the device, under what the user gives, kept by a run that is resumed."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import yaml
@@ -10,19 +8,13 @@ from minrl.config import EvaluationConfig, OptimizerConfig, RolloutConfig, Train
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.run import defaults as module
 from minrl.run.defaults import (
-    ON_CPU,
-    ON_GPU,
     OWN_BASE,
-    RATES,
     UNKNOWN,
     Sizes,
-    differing,
     num_weights,
     rates_for,
     sizes_for,
-    what_is_trained,
 )
-from minrl.run.preflight import rate_findings
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.utils.cli import to_dict
 from tests.parsed import parse_run
@@ -84,14 +76,6 @@ def test_the_own_base_model_has_the_defaults_of_the_settings():
     assert parse_run(TrainerConfig, [])[0] == TrainerConfig()
 
 
-def test_sizes_fall_with_the_number_of_weights_and_every_model_has_some():
-    for table in (ON_CPU, ON_GPU):
-        tokens = [sizes.prompts_per_step * sizes.group_size * sizes.max_tokens for sizes in list(table.values())[1:]]
-        assert tokens == sorted(tokens, reverse=True)
-    for table in (ON_CPU, ON_GPU, RATES):
-        assert list(table) == sorted(table) and float("inf") in table
-
-
 def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen_and_a_config_keeps_what_it_has(tmp_path, monkeypatch):
     config = tmp_path / "config.yaml"
     values = to_dict(*parse_run(TrainerConfig, GIVEN))
@@ -123,27 +107,6 @@ def test_defaults_in_the_config_of_a_run_are_none_of_a_run_that_trains_something
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(*parse_run(TrainerConfig, trained))))
     assert chosen(["--config", str(tmp_path / "config.yaml"), *flags]) == expected
     assert len(said) == (flags != ["--model-id", "136M"])
-
-
-def test_defaults_are_not_listed_as_changed():
-    assert differing(*parse_run(TrainerConfig, GIVEN)) == {"model_id": "135M"}
-    changed = {"model_id": "135M", "learning_rate": 3e-4, "max_tokens": 192}
-    assert differing(*parse_run(TrainerConfig, [*GIVEN, *OWN])) == changed
-
-
-def test_what_is_trained_is_reported_with_the_flags_that_change_it():
-    flags = "--learning-rate 1 --prompts-per-step 2 --group-size 3 --max-tokens 4 --eval-examples 5 --eval-samples 6"
-    config = parse_run(TrainerConfig, [*GIVEN, *ADAPTERS, *flags.split()])[0]
-    assert what_is_trained(config, 134515008) == f"training adapters of rank 8 of 135M (135M) with {flags}"
-    line = what_is_trained(SftConfig(), 10**6)
-    assert "all weights of the base model (1M) with --learning-rate 0.0003" in line and "--batch-size 32" in line
-
-
-@pytest.mark.parametrize("adapters", [[], ADAPTERS])
-def test_no_default_learning_rate_is_a_finding(adapters):
-    for weights in (1, 135, 360, 600, 8000):
-        config = parse_run(TrainerConfig, ["--model-id", f"{weights}M", *adapters])[0]
-        assert list(rate_findings(SimpleNamespace(num_weights=weights * 10**6), config)) == []
 
 
 def test_weights_are_counted_from_the_config_alone(tmp_path):

@@ -28,11 +28,7 @@ from minrl.utils import cli
 ROOT = Path(__file__).parent.parent
 FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
-ENTRIES = [
-    " ".join(section.split())
-    for name in ("docs/benchmarks.md", "docs/algorithms_measured.md")
-    for section in PAGES[name].split("\n## ")
-]
+ENTRIES = [" ".join(section.split()) for section in PAGES["docs/benchmarks.md"].split("\n## ")]
 """What was measured: each with its figures and its commands."""
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -60,7 +56,7 @@ EXAMPLES = {
 }
 """The tasks that are shown whole, by name."""
 
-TESTS_TO_COPY = [block for _, block in FENCE.findall(PAGES["docs/task.md"]) if "\ndef test_" in block]
+TESTS_TO_COPY = [block for _, block in FENCE.findall(PAGES["docs/tasks.md"]) if "\ndef test_" in block]
 """Tests of the tasks that are shown, for users to copy."""
 
 
@@ -183,7 +179,7 @@ def beside_the_example(tmp_path, monkeypatch):
         (tmp_path / f"path/to/{name}.py").write_text(source)
     (tmp_path / "beads.py").write_text(EXAMPLES["beads"])
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (accuracy,) = (block for language, block in FENCE.findall(PAGES["docs/audit.md"]) if language == "py")
+    (accuracy,) = (block for language, block in FENCE.findall(PAGES["docs/tasks.md"]) if language == "py")
     (tmp_path / "path/to/accuracy.py").write_text(accuracy)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -206,11 +202,8 @@ def test_each_command_parses(page, command, monkeypatch):
         elif words[0] == "python":
             own_test = (
                 ["benchmarks/NAME.py"],
-                ["docs/algorithms_measured.py"],
+                ["docs/architectures.py"],
                 ["docs/configuration.py"],
-                ["docs/hardware.py"],
-                ["docs/models.py"],
-                ["docs/scaling.py"],
                 ["-m", "tests.vllm_models"],
             )
             if words[1:] not in own_test:
@@ -241,6 +234,7 @@ def test_each_flag_that_is_named_exists(name):
         | set(re.findall(r'"(--[a-z-]+)"', benchmarks))
         | {"--config", "--help", "--help-all", "--version", "--beads.most", "--no-"}
     )
+    known |= {flag.replace("--", "--no-", 1) for flag in known}
     assert sorted(named - known) == []
 
 
@@ -332,7 +326,7 @@ def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
 
 def test_the_tasks_of_the_guide_are_of_three_kinds():
     assert EXAMPLES.keys() == {"beads", "quiz", "guess", "seek"}
-    assert [name for name, source in EXAMPLES.items() if len(list(filter(None, source.splitlines()))) > 21] == []
+    assert [name for name, source in EXAMPLES.items() if len(list(filter(None, source.splitlines()))) > 20] == []
 
 
 @pytest.mark.usefixtures("beside_the_example")

@@ -57,49 +57,38 @@ def whole(place, models, tasks):
     return place / "whole"
 
 
-def solves(row):
-    return len(row["completion"].split()) % 2 == 0
-
-
-def test_one_folder_has_everything(whole):
-    rows, summary = rows_of(whole), summary_of(whole)
-    examples = {task: len({r["index"] for r in rows if r["task"] == task}) for task in ("even", "talk")}
-    assert len(rows) == 2 * 5 * sum(examples.values())  # two models, four samples and a greedy one
-    pairs = [(model, task) for model in ("model0", "model1") for task in ("even", "talk")]
-    assert [(r["label"], r["task"]) for r in summary["results"]] == pairs
-    scores = pd.read_json(whole / "scores.jsonl", lines=True)
-    assert len(scores) == len(rows) and scores.unscorable.isna().all()
-    assert set(scores.columns) >= {"part/words", "part/short", "category/odd", "tokens", "finish_reason", "solved"}
-    figures = pd.read_csv(whole / "summary.csv")
-    for result in summary["results"]:
-        of_pair = figures[(figures.model == result["model"]) & (figures.task == result["task"])]
-        line = of_pair[(of_pair.figure == "pass@1") & of_pair.category.isna()].iloc[0]
-        assert [line.value, line.low, line.high] == pytest.approx([result["pass@1"], *result["ci95"]])
-        low, high = result["ci95"]
-        shown = f"| {result['label']} | {result['pass@1']:.1%} ({low:.1%} to {high:.1%}) |"
-        assert shown in (whole / "summary.md").read_text()
-
-
-def test_the_figures_are_those_of_the_completions(whole):
+def test_the_figures_are_those_of_the_completions_in_every_file(whole):
     # By hand from the texts: solved is an even number of words; pass@2 of 4 samples with c solved ones is
     # 1 - C(4-c, 2) / 6: 0, 1/2, 5/6, 1, 1.
-    of_pair = [r for r in rows_of(whole) if r["task"] == "even" and r["model"].endswith("model0")]
-    sampled = [r for r in of_pair if r["mode"] == "sampled"]
-    solved = {}
-    for row in sampled:
-        solved.setdefault(row["index"], []).append(solves(row))
-    counts = [sum(of_example) for of_example in solved.values()]
-    assert all(len(of_example) == 4 for of_example in solved.values()) and 0 < sum(counts) < len(sampled)
-    result = summary_of(whole)["results"][0]
+    rows, summary = rows_of(whole), summary_of(whole)
+    pairs = [(model, task) for model in ("model0", "model1") for task in ("even", "talk")]
+    assert [(r["label"], r["task"]) for r in summary["results"]] == pairs
+    of_pair = [r for r in rows if r["task"] == "even" and r["model"].endswith("model0")]
+    solves = {(r["mode"], r["index"], r["sample"]): len(r["completion"].split()) % 2 == 0 for r in of_pair}
+    sampled = {key[1:]: solved for key, solved in solves.items() if key[0] == "sampled"}
+    counts = [sum(sampled[index, n] for n in range(4)) for index in {index for index, _ in sampled}]
+    assert 0 < sum(counts) < len(sampled) == 4 * len(counts)
+    result = summary["results"][0]
     assert result["pass@1"] == result["pass@k"]["1"]["value"] == pytest.approx(sum(counts) / len(sampled))
     assert result["pass@k"]["2"]["value"] == pytest.approx(np.mean([(0, 1 / 2, 5 / 6, 1, 1)[c] for c in counts]))
     assert result["pass@k"]["4"]["value"] == pytest.approx(np.mean([c > 0 for c in counts]))
-    greedy = [solves(r) for r in of_pair if r["mode"] == "greedy"]
-    assert result["pass@1_greedy"] == pytest.approx(np.mean(greedy))
-    assert result["parts"]["words"] == pytest.approx(np.mean([len(r["completion"].split()) for r in sampled]))
-    odd = [solves(r) for r in sampled if r["category"] == {"odd": "1"}]
-    assert result["by_category"]["odd=1"]["pass@1"] == result["categories"]["odd=1"] == pytest.approx(np.mean(odd))
+    assert result["pass@1_greedy"] == pytest.approx(np.mean([solves["greedy", i, 0] for i in range(len(counts))]))
+    odd = [r for r in of_pair if r["mode"] == "sampled" and r["category"] == {"odd": "1"}]
+    found = result["by_category"]["odd=1"]
+    assert found["pass@1"] == pytest.approx(np.mean([sampled[r["index"], r["sample"]] for r in odd]))
+    assert found["parts"]["words"] == pytest.approx(np.mean([len(r["completion"].split()) for r in odd]))
     assert (result["n"], result["missing"], result["unscorable"]) == (len(sampled), 0, 0)
+
+    scores = pd.read_json(whole / "scores.jsonl", lines=True)
+    assert len(scores) == len(rows) and scores.unscorable.isna().all()
+    assert set(scores.columns) >= {"part/words", "part/short", "category/odd", "tokens", "finish_reason", "solved"}
+    figures, text = pd.read_csv(whole / "summary.csv"), (whole / "summary.md").read_text()
+    for result in summary["results"]:
+        one = figures[(figures.model == result["model"]) & (figures.task == result["task"])]
+        line = one[(one.figure == "pass@1") & one.category.isna()].iloc[0]
+        low, high = result["ci95"]
+        assert [line.value, line.low, line.high] == pytest.approx([result["pass@1"], low, high])
+        assert f"| {result['label']} | {result['pass@1']:.1%} ({low:.1%} to {high:.1%}) |" in text
 
 
 @pytest.mark.parametrize("name", ["even", "talk", "fails"])
@@ -128,13 +117,10 @@ def test_where_nothing_could_be_scored_there_is_no_figure(place, models, tmp_pat
         said, summary = capsys.readouterr().err, summary_of(tmp_path / "out")
         for result in summary["results"]:
             assert "pass@1" not in result and (result["n"], result["missing"]) == (4 * result["completions"] // 5, 0)
-            assert result["unscorable"] == result["completions"]
             all_of_it = f"{result['n']} of {result['n']} completions could not be scored"
-            why = "the first because: RuntimeError: no board\n"
-            assert f"error: {result['label']} on fails: {all_of_it}, {why}" in said
+            assert f"{result['label']} on fails: {all_of_it}, the first because: RuntimeError: no board\n" in said
     assert summary["differences"] == []
     assert "| model0 | - | - | - |" in (tmp_path / "out/summary.md").read_text()
-    assert f",unscorable,{float(summary['results'][0]['unscorable'])}," in (tmp_path / "out/summary.csv").read_text()
 
 
 class Stopped(BaseException):
@@ -157,12 +143,7 @@ def stop_after(monkeypatch, owner, name, calls):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
-    [
-        (generate.LocalSampler, "_play", 3),
-        (generate.LocalSampler, "_play", 9),
-        (score, "score_rows", 5),
-        (stages, "report", 0),
-    ],
+    [(generate.LocalSampler, "_play", 9), (score, "score_rows", 5), (stages, "report", 0)],
 )
 def test_stopped_anywhere_it_resumes_to_the_same_result(
     whole, models, tasks, tmp_path, monkeypatch, owner, name, calls
@@ -172,63 +153,43 @@ def test_stopped_anywhere_it_resumes_to_the_same_result(
         stop_after(patch, owner, name, calls)
         with pytest.raises(Stopped):
             run(*command)
+    path = tmp_path / "out/completions.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])  # and the last line was not written to its end
     assert not (tmp_path / "out/summary.json").exists()
-    for name in ("completions.jsonl", "scores.jsonl"):
-        if (path := tmp_path / "out" / name).exists():
-            path.write_bytes(path.read_bytes()[:-9])  # and the last line was not written to its end
     other_batches = [flag if flag != "16" else "3" for flag in evaluated.FLAGS]  # on which no completion depends
     assert run(*command, flags=other_batches) == 0
     assert files_of(tmp_path / "out") == files_of(whole)
 
 
-def test_what_is_done_is_not_done_again_unless_forced(whole, models, tasks, monkeypatch):
+def test_what_is_done_is_not_done_again_unless_forced_or_damaged(whole, models, tasks, monkeypatch):
     command = ["--models", *models, "--tasks", *tasks, "--output", whole]
-    before = files_of(whole)
-    made = {
-        "generate": stop_after(monkeypatch, generate.LocalSampler, "_play", 10**9),
-        "score": stop_after(monkeypatch, score, "score_rows", 10**9),
-    }
-    for forced, again in (
-        ([], []),
-        (["--pass-at", "1", "3"], []),
-        (["--force", "score"], ["score"]),
-        (["--force"], ["generate", "score"]),
-    ):
-        for calls in made.values():
-            calls.clear()
-        assert run(*command, *forced) == 0
-        assert [stage for stage, calls in made.items() if calls] == again
-        assert "--pass-at" in forced or files_of(whole) == before
-
-
-def test_damaged_lines_are_made_again(whole, models, tasks, monkeypatch):
-    before = files_of(whole)
-    for name in ("completions.jsonl", "scores.jsonl"):
-        lines = (whole / name).read_text().splitlines(keepends=True)
-        (whole / name).write_text("".join([*lines[:3], lines[3][:40] + "\n", *lines[5:]]))  # one damaged, one lost
+    before, path = files_of(whole), whole / "completions.jsonl"
     generated = stop_after(monkeypatch, generate.LocalSampler, "_play", 10**9)
-    assert run("--models", *models, "--tasks", *tasks, "--output", whole) == 0
-    assert len(generated) == 1  # the batch that both are of
-    assert files_of(whole) == before
+    scored = stop_after(monkeypatch, score, "score_rows", 10**9)
+    forcing = ([], [], []), (["--pass-at", "1", "3"], [], []), (["--force", "score"], [], [1]), (["--force"], [1], [1])
+    for forced, generating, scoring in forcing:
+        generated.clear(), scored.clear()
+        assert run(*command, *forced) == 0
+        assert (bool(generated), bool(scored)) == (bool(generating), bool(scoring))
+        assert "--pass-at" in forced or files_of(whole) == before
+    generated.clear()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:3], lines[3][:40] + "\n", *lines[5:]]))  # one damaged, one lost
+    assert run(*command) == 0
+    assert len(generated) == 1 and files_of(whole) == before  # the batch that both are of
 
 
 @pytest.mark.parametrize("output", [[], ["--output", "out"]], ids=["its own folder", "a named folder"])
 def test_models_and_samples_are_added_and_nothing_is_paid_twice(models, tasks, tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
-    shared = ["--task", tasks[0], "--no-greedy", *output]
-    played = []
-    usual = generate.LocalSampler._play
-    monkeypatch.setattr(
-        generate.LocalSampler, "_play", lambda self, *given: played.extend(rows := usual(self, *given)) or rows
-    )
-
-    monkeypatch.setattr(
-        generate, "MIN_SAMPLES", 1
-    )  # the number of samples where neither the user nor the folder has one
+    played, usual = [], generate.LocalSampler._play
+    record = lambda self, *given: played.extend(rows := usual(self, *given)) or rows  # noqa: E731
+    monkeypatch.setattr(generate.LocalSampler, "_play", record)
+    monkeypatch.setattr(generate, "MIN_SAMPLES", 1)  # samples where neither the user nor the folder has a number
 
     def paid(*flags):
         played.clear()
-        assert run(*shared, *flags, flags=WITHOUT_SAMPLES) == 0
+        assert run("--task", tasks[0], "--no-greedy", *output, *flags, flags=WITHOUT_SAMPLES) == 0
         return {(row["model"], row["sample"]) for row in played}
 
     assert paid("--checkpoint", models[0], "--samples", "2") == {(models[0], 0), (models[0], 1)}
@@ -236,7 +197,6 @@ def test_models_and_samples_are_added_and_nothing_is_paid_twice(models, tasks, t
     assert paid("--models", *models) == {(models[1], sample) for sample in range(3)}  # as many as the folder has
     assert paid("--models", *models, "--samples", "2") == paid("--checkpoint", models[1]) == set()
     (folder,) = (tmp_path / "out",) if output else (tmp_path / "evaluations").iterdir()
-    assert len(rows_of(folder)) == 2 * 3 * len({row["index"] for row in rows_of(folder)})
     (result,) = summary_of(folder)["results"]  # of what was asked for last
     assert (result["label"], result["n"]) == ("model1", 3 * result["examples"])
     rows = rows_of(folder)
@@ -250,7 +210,6 @@ def test_models_and_samples_are_added_and_nothing_is_paid_twice(models, tasks, t
     [
         (["--temperature", "0.5"], r"temperature 1\.0, now 0\.5: choose another --output, or .* --force generate"),
         (["--max-tokens", "6"], "max_tokens 5, now 6"),
-        (["--seed", "1"], "seed 0, now 1"),
         (["--even.count", "30"], "even options count 24, now 30"),
         (["--examples", "3"], "even examples"),
         (["--reward-deadline-s", "7"], r"reward_deadline_s 30.0, now 7.0: .* --force score"),
@@ -282,7 +241,6 @@ def changing(models, tmp_path, monkeypatch):
     """A task whose program is changed between two calls of evaluate.py, and that call."""
     source = tmp_path / "changing_task.py"
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # both versions are as long and as old
-
     monkeypatch.syspath_prepend(tmp_path)
 
     def call(text, name, *flags):
@@ -294,31 +252,25 @@ def changing(models, tmp_path, monkeypatch):
     sys.modules.pop("changing_task", None)
 
 
-@pytest.mark.parametrize(
-    ("changed", "after", "message"),
-    [
-        ("changing_task.py", None, "programs changing_task '.*', now"),
-        ("answers.json", '{"rest": 1}', "references '.*', now"),
-    ],
-)
-def test_what_the_reward_reads_is_part_of_a_score(changing, tmp_path, changed, after, message):
+@pytest.mark.parametrize("changed", ["programs changing_task", "references"])
+def test_what_the_reward_reads_is_part_of_a_score(changing, tmp_path, changed):
     # Solved is a number of words with the rest that a file says, by 2: each change turns the figure round.
     (tmp_path / "answers.json").write_text('{"rest": 0}')
     text = evaluated.TASKS.replace("float(len(said) % 2 == 0), {", 'float(len(said) % 2 == example["rest"]), {', 1)
     read = "**__import__('json').loads((__import__('pathlib').Path(__file__).parent / 'answers.json').read_text())"
     text = text.replace('{"broken": options.broken}', '{"broken": options.broken, ' + read + "}")
     assert changing(text, "even") == 0
-    completions = (tmp_path / "out/completions.jsonl").read_bytes()
+    said = [row["completion"] for row in rows_of(tmp_path / "out")]
     figure = summary_of(tmp_path / "out")["results"][0]["pass@1"]
-    if after:
-        (tmp_path / changed).write_text(after)
+    if changed == "references":
+        (tmp_path / "answers.json").write_text('{"rest": 1}')
     else:
         text = text.replace("% 2 == example", "% 2 != example")
-    with pytest.raises(UserError, match=f"even {message} .*--force score"):
+    with pytest.raises(UserError, match=f"even {changed} '.*', now .*--force score"):
         changing(text, "even")
     assert changing(text, "even", "--force", "score") == 0
     assert summary_of(tmp_path / "out")["results"][0]["pass@1"] == pytest.approx(1 - figure)
-    assert (tmp_path / "out/completions.jsonl").read_bytes() == completions
+    assert [row["completion"] for row in rows_of(tmp_path / "out")] == said
 
 
 def test_an_episode_of_several_turns_is_paid_as_it_is_played(changing, tmp_path, capsys):
@@ -335,17 +287,15 @@ def test_an_episode_of_several_turns_is_paid_as_it_is_played(changing, tmp_path,
 
 
 def test_what_cannot_be_scored_says_why_and_is_not_solved(models, tasks, tmp_path, capsys):
-    command = ["--checkpoint", models[0], "--task", tasks[0], "--even.broken", "--output", tmp_path]
-    assert run(*command) == 0
-    lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    words = {(r["mode"], r["index"], r["sample"]): len(r["completion"].split()) for r in rows_of(tmp_path)}
-    for line in lines:
-        count = words[line["mode"], line["index"], line["sample"]]
+    assert run("--checkpoint", models[0], "--task", tasks[0], "--even.broken", "--output", tmp_path) == 0
+    rows = rows_of(tmp_path)
+    for row in rows:
+        count, (verdict,) = len(row["completion"].split()), row["scores"]
         expected = f"RuntimeError: cannot judge {count}" if count % 3 == 0 else None
-        assert line["unscorable"] == expected and (line["reward"] is None) == (count % 3 == 0)
-        assert line["solved"] == (count % 2 == 0 and count % 3 != 0)
+        assert verdict["unscorable"] == expected and (verdict["reward"] is None) == (count % 3 == 0)
+        assert verdict["solved"] == (count % 2 == 0 and count % 3 != 0)
     (result,) = summary_of(tmp_path)["results"]
-    assert result["unscorable"] == sum(line["unscorable"] is not None for line in lines) > 0
+    assert result["unscorable"] == sum(row["scores"][0]["unscorable"] is not None for row in rows) > 0
     note = f"{result['unscorable']} could not be scored, the first because: RuntimeError: cannot judge"
     assert note in capsys.readouterr().err and note in (tmp_path / "summary.md").read_text()
 
@@ -359,8 +309,7 @@ def test_prompts_that_do_not_fit_are_unscorable_counted_and_reported(models, tas
     assert 0 < len(full) < len(every)
     assert said.count(f"{len(full)} of {len(every)} prompts of even fill the 1024 tokens that") == 2
     for result in summary_of(tmp_path)["results"]:
-        assert result["examples"] == len(every)
-        assert result["unscorable"] == 5 * len(full)  # four samples and a greedy one of each
+        assert (result["examples"], result["unscorable"]) == (len(every), 5 * len(full))  # four samples and a greedy
     for dry in ([], ["--dry-run"]):
         with pytest.raises(UserError, match="no prompt of even leaves room for a completion in the 1024 tokens"):
             run(*command, "--even.long-every", "1", "--output", tmp_path / "none", *dry, flags=LOUD)
@@ -370,8 +319,7 @@ def test_a_dry_run_checks_and_generates_nothing(models, tasks, tmp_path, monkeyp
     monkeypatch.setattr(generate.LocalSampler, "_play", None)
     command = ["--models", *models, "--tasks", *tasks, "--output", tmp_path / "out", "--dry-run"]
     assert run(*command, flags=LOUD) == 0
-    said = capsys.readouterr().err
-    assert said.count(" to generate") == 5 and not (tmp_path / "out").exists()
+    assert capsys.readouterr().err.count(" to generate") == 5 and not (tmp_path / "out").exists()
     for wrong, message in (
         (["--models", tmp_path / "nothing"], "cannot load model"),
         (["--models", models[0], models[0]], "more than once"),
@@ -390,7 +338,6 @@ def test_the_short_form_at_temperature_0_is_one_greedy_result(models, tasks, tmp
     assert json.loads(capsys.readouterr().out) == result
     assert result["model"] == models[0] and result["task"] == "even" and result["options"]["count"] == 24
     assert result["n"] == result["examples"] and result["pass@1"] == result["pass@1_greedy"]
-    assert list(result["pass@k"]) == ["1"]
     assert {row["mode"] for row in rows_of(next(Path("evaluations").iterdir()))} == {"greedy"}
 
 
@@ -430,22 +377,17 @@ def test_a_terminal_is_shown_tables_and_a_pipe_gets_json(whole, models, tasks, c
         assert any(" ".join(line.split()).startswith(f"{result['label']} {figures}") for line in lines)
 
 
-def test_a_folder_that_another_program_writes_to_or_that_holds_other_things_is_left_alone(models, tasks, place):
-    command = ["--checkpoint", models[0], "--task", tasks[0], "--output"]
-    with (
-        stages.locked(place / "locked"),
-        pytest.raises(UserError, match=r"another program \(process \d+ on .*\) is writing"),
-    ):
+def test_a_folder_of_others_is_left_alone_and_other_packages_are_reported(whole, models, tasks, place, capsys):
+    command = ["--models", *models, "--tasks", *tasks, "--output"]
+    busy = pytest.raises(UserError, match=r"another program \(process \d+ on .*\) is writing")
+    with stages.locked(place / "locked"), busy:
         run(*command, place / "locked")
     with pytest.raises(UserError, match="and no evaluation"):
         run(*command, place)
-
-
-def test_what_changed_beside_the_settings_is_reported(whole, models, tasks, tmp_path, capsys):
-    folder = shutil.copytree(whole, tmp_path / "older")
+    folder = shutil.copytree(whole, place / "older")
     config = json.loads((folder / "config.json").read_text())
     config["packages"]["transformers"] = "4.0"
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "completions.jsonl").write_text((folder / "completions.jsonl").read_text()[:-9])
-    assert run("--models", *models, "--tasks", *tasks, "--output", folder, flags=LOUD) == 0
+    assert run(*command, folder, flags=LOUD) == 0
     assert "transformers 4.0 (now " in capsys.readouterr().err and files_of(folder) == files_of(whole)

@@ -9,56 +9,31 @@ from minrl.types import Example, UserError
 EXAMPLE = Example("", INSTRUCTION, {"object": {"name": "Jack", "age": 78, "children": 3}})
 RIGHT = '{"name": "Jack", "age": 78, "children": 3}'
 
-SOLVED = {
-    "plain": RIGHT,
-    "another order, on several lines": '{\n  "age": 78,\n  "name": "Jack",\n  "children": 3\n}\n',
-    "in a fence": f"```json\n{RIGHT}\n```",
-    "after thoughts": f"<think> {{}} </think> {RIGHT}",
-    "escaped letters": RIGHT.replace("Jack", "\\u004aack"),
-}
-PARTLY = {  # right fields of three
-    "the age as text": ('{"name": "Jack", "age": "78", "children": 3}', 2),
-    "the age as a float": ('{"name": "Jack", "age": 78, "children": 3.0}', 2),
-    "another number": ('{"name": "Jack", "age": 78, "children": 4}', 2),
-    "a key too many": ('{"name": "Jack", "age": 78, "children": 3, "city": "Vienna"}', 3),
-    "lists of every answer": ('{"name": ["Jack", "Ann"], "age": [77, 78], "children": [3]}', 0),
-    "null": ('{"name": null, "age": null, "children": null}', 0),
-}
-NOTHING = {
-    "nothing in it": "{}",
-    "the name alone": '{"name": "Jack"}',
-    "a key that is missing": '{"name": "Jack", "age": 78}',
-    "empty": "",
-    "the sentence": "Jack, a singer from Vienna, is 78 years old and has 3 children.",
-    "the prompt copied back": INSTRUCTION,
-    "a remark before it": f"Sure: {RIGHT}",
-    "two objects": f"{RIGHT}\n{RIGHT}",
-    "a key twice": '{"name": "Ann", "name": "Jack", "age": 78, "children": 3}',
-    "Python's quotation marks": RIGHT.replace('"', "'"),
-    "not closed": RIGHT[:-1],
-    "an array": f"[{RIGHT}]",
-    "an object in it": '{"name": {"x": 1}, "age": 78, "children": 3}',
-    "in the thoughts alone": f"<think> {RIGHT} </think>",
-    "brackets in brackets": '{"name": ' + "[" * 100_000,
-    "a long number": '{"name": "Jack", "children": 3, "age": ' + "7" * 10_000 + "}",
-    "lone surrogate": "\ud800",
-}
+FIELDS = {2: KEYS_REWARD + FIELDS_REWARD * 2 / 3, 3: KEYS_REWARD + FIELDS_REWARD, "none": 0.0, "all": 1.0}
+PAID = [
+    *(("all", text) for text in (RIGHT, f"```json\n{RIGHT}\n```", f"<think> {{}} </think> {RIGHT}")),
+    ("all", '{\n  "age": 78,\n  "name": "\\u004aack",\n  "children": 3\n}\n'),
+    (2, '{"name": "Jack", "age": "78", "children": 3}'),
+    (2, '{"name": "Jack", "age": 78, "children": 3.0}'),
+    (2, '{"name": "Jack", "age": 78, "children": 4}'),
+    (3, '{"name": "Jack", "age": 78, "children": 3, "city": "Vienna"}'),
+    *(
+        ("none", text)
+        for text in ("{}", '{"name": "Jack"}', '{"name": "Jack", "age": 78}', "", INSTRUCTION, RIGHT[:-1])
+    ),
+    *(("none", text) for text in (f"Sure: {RIGHT}", f"{RIGHT}\n{RIGHT}", f"[{RIGHT}]", f"<think> {RIGHT} </think>")),
+    ("none", RIGHT.replace('"', "'")),
+    ("none", '{"name": "Ann", "name": "Jack", "age": 78, "children": 3}'),
+    ("none", '{"name": {"x": 1}, "age": 78, "children": 3}'),
+    ("none", '{"name": ' + "[" * 100_000),
+    ("none", '{"name": "Jack", "children": 3, "age": ' + "7" * 10_000 + "}"),
+    ("none", "\ud800"),
+]
 
 
-@pytest.mark.parametrize("completion", SOLVED.values(), ids=SOLVED)
-def test_the_object_alone_is_paid_in_full(completion):
-    assert reward(completion, EXAMPLE).value == 1.0
-
-
-@pytest.mark.parametrize(("completion", "right"), PARTLY.values(), ids=PARTLY)
-def test_another_object_with_all_keys_is_paid_by_its_right_fields_and_never_more_than_half(completion, right):
-    paid = reward(completion, EXAMPLE).value
-    assert paid == pytest.approx(KEYS_REWARD + FIELDS_REWARD * right / 3) and paid <= 0.5
-
-
-@pytest.mark.parametrize("completion", NOTHING.values(), ids=NOTHING)
-def test_what_is_no_object_with_all_keys_is_paid_nothing(completion):
-    assert reward(completion, EXAMPLE).value == 0.0
+@pytest.mark.parametrize(("fields", "completion"), PAID)
+def test_the_object_alone_is_paid_in_full_and_another_with_all_keys_by_its_right_fields(fields, completion):
+    assert reward(completion, EXAMPLE).value == pytest.approx(FIELDS[fields]) and FIELDS[3] <= 0.5
 
 
 def test_names_are_held_out_and_every_problem_can_be_solved():

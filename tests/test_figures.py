@@ -77,48 +77,47 @@ def test_the_difference_is_that_of_the_two_figures_where_examples_have_unequal_s
     assert low < -0.05 and high > 0.05
 
 
-def line(model, index, sample, solved, mode=SAMPLED, unscorable=None):
-    """A line of scores.jsonl."""
-    reward = None if unscorable else float(solved)
-    return {
-        **{"model": model, "task": "t", "mode": mode, "index": index, "example": f"e{index}", "sample": sample},
-        **{"role": "policy", "reward": reward, "maximum": 1.0, "solved": bool(solved), "unscorable": unscorable},
-        **{"tokens": 5, "finish_reason": "stop", "refused": None, "of": "x", "part/p": 0.5, "category/c": "d"},
-    }
+def row(model, index, sample, solved, mode=SAMPLED, unscorable=None):
+    """A scored row of completions.jsonl."""
+    key = {"model": model, "task": "t", "mode": mode, "index": index, "sample": sample}
+    verdict = {"role": "policy", "reward": None if unscorable else float(solved), "maximum": 1.0, "parts": {"p": 0.5}}
+    verdict |= {"solved": bool(solved), "unscorable": unscorable}
+    about = {"example": f"e{index}", "category": {"c": "d"}, "tokens": 5, "finish_reason": "stop"}
+    return {**key, **about, "scores": [verdict]}
 
 
-def lines_of(model):
-    """Every line of a model that solves the second and the fourth example."""
-    sampled = [line(model, i, s, i % 2) for i in range(4) for s in range(4)]
-    return [*sampled, *(line(model, i, 0, i % 2, mode=GREEDY) for i in range(4))]
+def rows_of(model):
+    """Every row of a model that solves the second and the fourth example."""
+    sampled = [row(model, i, s, i % 2) for i in range(4) for s in range(4)]
+    return [*sampled, *(row(model, i, 0, i % 2, mode=GREEDY) for i in range(4))]
 
 
-def reported(folder, lines, modes=None):
+def reported(folder, rows, modes=None):
     """The report on two models, and what summary.md shows of each."""
     examples = [Example(f"e{index}", "p", {}, {"c": "d"}) for index in range(4)]
     task = Task(Dataset([], examples), lambda said, example: Reward(0.0))
     planned = EvaluatedTask("t", task, examples, modes or {SAMPLED: 4, GREEDY: 1})
     config = EvaluateConfig(models=("A", "B"), tasks=("t",), charts=False)
     plan = EvaluationPlan(config, [NamedModel(name, name) for name in ("A", "B")], [planned])
-    summary = report(plan, folder, {}, lines, {key_of(one): {} for one in lines})
-    shown = [row.split(" | ") for row in (folder / "summary.md").read_text().splitlines()]
-    return summary, {name: next(row for row in shown if row[0] == f"| {name}") for name in ("A", "B")}
+    summary = report(plan, folder, {}, {key_of(one): one for one in rows})
+    shown = [line.split(" | ") for line in (folder / "summary.md").read_text().splitlines()]
+    return summary, {name: next(line for line in shown if line[0] == f"| {name}") for name in ("A", "B")}
 
 
 def test_a_model_that_lacks_samples_is_reported_beside_the_others(tmp_path):
     # B has three samples of one example: enough for pass@2, too few for pass@4.
-    summary, shown = reported(tmp_path, [*lines_of("A"), *(line("B", 0, sample, 1) for sample in range(3))])
+    summary, shown = reported(tmp_path, [*rows_of("A"), *(row("B", 0, sample, 1) for sample in range(3))])
     assert [list(result["pass@k"]) for result in summary["results"]] == [["1", "2", "4"], ["1", "2"]]
     assert shown["B"][1].startswith("100.0%") and shown["B"][3] == "-" and shown["A"][3].startswith("50.0%")
     assert not summary["complete"] and summary["results"][1]["missing"] == 17
 
 
 def test_greedy_completions_are_not_the_sampled_ones(tmp_path):
-    lines = [one for one in lines_of("A") if one["mode"] == GREEDY]
-    summary, shown = reported(tmp_path, lines)
+    rows = [one for one in rows_of("A") if one["mode"] == GREEDY]
+    summary, shown = reported(tmp_path, rows)
     found = summary["results"][0]
     assert "pass@1" not in found and (found["n"], found["missing"]) == (0, 16) and shown["A"][1] == "-"
-    found = reported(tmp_path, lines, {GREEDY: 1})[0]["results"][0]  # at temperature 0 they are what is asked
+    found = reported(tmp_path, rows, {GREEDY: 1})[0]["results"][0]  # at temperature 0 they are what is asked
     assert (found["pass@1"], found["pass@1_greedy"], found["missing"]) == (0.5, 0.5, 0)
 
 
@@ -127,11 +126,11 @@ def test_greedy_completions_are_not_the_sampled_ones(tmp_path):
     [("minrl.rewards.chat_client.ChatError: down", False), ("ValueError: no answer", True)],
 )
 def test_an_evaluation_whose_judge_did_not_answer_is_not_complete(tmp_path, reason, complete):
-    lines = [*lines_of("A"), *lines_of("B")]
-    assert reported(tmp_path, lines)[0]["complete"]
+    rows = [*rows_of("A"), *rows_of("B")]
+    assert reported(tmp_path, rows)[0]["complete"]
     assert "Not complete" not in (tmp_path / "summary.md").read_text()
-    lines[0] = line("A", 0, 0, 0, unscorable=reason)
-    assert reported(tmp_path, lines)[0]["complete"] == complete
+    rows[0] = row("A", 0, 0, 0, unscorable=reason)
+    assert reported(tmp_path, rows)[0]["complete"] == complete
     assert ("Not complete" in (tmp_path / "summary.md").read_text()) == (not complete)
 
 

@@ -175,10 +175,13 @@ def retyped(content, name, kind):
 DAMAGE = {
     "not GGUF": (lambda content: b"PK" + content, "is not a GGUF file: give a .gguf file, a folder"),
     "empty": (lambda content: b"", "is not a GGUF file"),
-    "cut in its weights": (lambda content: content[:-1000], "is damaged or incomplete .it ends before blk.1.*download"),
+    "cut in its weights": (lambda content: content[:-1000], "is damaged or incomplete .*download it again"),
     "cut in its vocabulary": (lambda content: content[:2000], "is damaged or incomplete"),
-    "an unknown type": (lambda content: retyped(content, "token_embd.weight", 99), "cannot be dequantized .99 is not"),
-    "a type of sums": (lambda content: retyped(content, "token_embd.weight", Kind.I8), "cannot be dequantized"),
+    "an unknown type": (
+        lambda content: retyped(content, "token_embd.weight", 99),
+        "is damaged or incomplete .*99. is not",
+    ),
+    "a type of sums": (lambda content: retyped(content, "token_embd.weight", Kind.I8), "is not a GGUF file that tr"),
 }
 
 
@@ -195,11 +198,6 @@ def test_without_the_package_the_command_that_installs_it_is_said(file, monkeypa
     monkeypatch.setattr("minrl.models.gguf.find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(UserError, match=r"needs the package gguf and .* run `make setup EXTRA=gguf`"):
         load_model(str(file))
-
-
-def test_of_a_folder_of_gguf_files_one_is_named(file):
-    with pytest.raises(UserError, match=f"give the GGUF file itself, {file}"):
-        load_model(str(file.parent))
 
 
 def test_an_evaluation_knows_the_file_by_its_content(file):

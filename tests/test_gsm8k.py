@@ -56,10 +56,8 @@ def test_a_multiple_is_the_number_where_the_problem_asks_for_it():
 PAID = [
     # completion, correct, format, lenient
     ("18 * 3 = 54\n#### 54", 1, 1, 1),
-    (r"so it is \boxed{54}", 1, 1, 1),
     (r"\boxed{54}, that is #### 54", 1, 1, 1),
     ("#### 54 litres", 1, 0, 1),
-    ("#### $54", 1, 0, 1),
     (r"#### \boxed{54}", 1, 1, 1),
     ("#### Step 1\n18 * 3\n#### 54", 1, 1, 1),  # a heading marks no number
     ("the answer is 54", 0, 0, 1),
@@ -69,19 +67,20 @@ PAID = [
     (r"\boxed{54", 0, 0, 1),
     ("#### number", 0, 0, 0),  # copied from the instructions
     ("#### 53\n#### 54", 0, 0, 1),  # hedging: two numbers are no answer
-    ("#### 54\n#### 53", 0, 0, 0),
-    (r"\boxed{53} or \boxed{54}", 0, 0, 1),
     (r"\boxed{53} #### 54", 0, 0, 1),
     ("#### 54 or 53", 0, 0, 0),
-    ("#### 53, 54", 0, 0, 1),
     ("#### " + " ".join(map(str, range(100))), 0, 0, 0),
-    ("#### \u0665\u0664", 1, 0, 1),
-    ("#### 54" + "0" * 5000, 0, 0, 0),
-    ("#### 0.54e2", 1, 0, 0),
     ("#### 54.", 1, 1, 1),
     ("**#### 54**", 1, 1, 1),
     (r"\boxed{x = 54}", 1, 1, 1),
     (r"\boxed{2x=54}", 0, 0, 1),
+    ("####\n54", 1, 1, 1),
+    ("#### **Final Answer:**\n\n54 apples", 1, 0, 1),
+    ("####: 54", 1, 1, 1),
+    ("<answer>#### 54</answer>", 1, 0, 1),
+    ("####\n54\n#### 55", 0, 0, 0),
+    ("#### Answer\nIt is not 54", 0, 0, 1),
+    ("#### Step\n54", 0, 0, 1),
 ]
 
 
@@ -89,8 +88,7 @@ PAID = [
 def test_the_marked_number_is_paid_and_the_other_parts_are_shown(completion, correct, form, lenient):
     paid = reward(completion, GOLD)
     assert paid.parts == {"correct": correct, "format": form, "lenient": lenient}
-    assert paid.value == correct
-    assert paid.solved == bool(correct)
+    assert (paid.value, paid.solved) == (correct, bool(correct))
 
 
 @pytest.mark.parametrize("answer", [54, 54.0, "54"])
@@ -113,23 +111,10 @@ def test_weights_decide_what_is_paid():
     assert reward("it is 54", GOLD, lenient).solved
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        r"\boxed{" * 100_000 + "5" + "}" * 100_000,
-        "#### 54\n" * 100_000,
-        "#### " + "5" * 1_000_000,
-        "#### " + " " * 1_000_000 + "x",
-        "-" * 1_000_000,
-        "1," * 500_000,
-        "{" * 1_000_000,
-        "1/" * 500_000,
-    ],
-    ids=lambda text: text[:12],
-)
-def test_a_megabyte_of_anything_is_read_in_about_its_length(completion):
+@pytest.mark.parametrize("piece", ["#### 54\n", "5", " ", "-", "1,", "{", "1/", r"\boxed{"])
+def test_a_megabyte_of_anything_is_read_in_about_its_length(piece):
     started = time.process_time()
-    reward(completion, GOLD)
+    reward("#### " + piece * (1_000_000 // len(piece)) + "x", GOLD)
     assert time.process_time() - started < 60
 
 
@@ -153,13 +138,6 @@ def test_a_local_file_is_split_by_the_question_and_its_answers_are_paid_in_full(
     ]
 
 
-def test_a_folder_keeps_its_own_split_and_what_is_held_out_is_not_trained_on(tmp_path):
-    write(tmp_path / "train.jsonl", ROWS[:31])
-    write(tmp_path / "test.jsonl", ROWS[30:])
-    task = load_task("gsm8k", None, str(tmp_path))
-    assert (len(task.dataset.train), len(task.dataset.held_out)) == (30, 10)
-
-
 def test_the_prompt_asks_for_the_form_that_was_chosen(tmp_path):
     path = write(tmp_path / "rows.jsonl", ROWS)
     for options, mark in ((GSM8KOptions(), "####"), (GSM8KOptions(prompt="boxed"), r"\boxed{}")):
@@ -180,11 +158,6 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path, rows, said):
         load_task("gsm8k", None, write(tmp_path / "rows.jsonl", rows)).dataset.sizes()
 
 
-def test_without_the_hub_the_way_out_is_named():
-    with pytest.raises(UserError, match=r"cannot load dataset 'openai/gsm8k' of the hub.*--data-path: a JSONL"):
-        load_task("gsm8k").dataset.sizes()
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -196,23 +169,3 @@ def test_without_the_hub_the_way_out_is_named():
 def test_impossible_options_are_refused(options, said):
     with pytest.raises(UserError, match=said):
         GSM8KOptions(**options)
-
-
-@pytest.mark.parametrize(
-    ("completion", "paid"),
-    [
-        ("####\n54", 1),
-        ("####\n\n$54$", 1),
-        ("#### Answer\n54", 1),
-        ("#### **Final Answer:**\n\n54 apples", 1),
-        ("####: 54", 1),
-        ("<answer>#### 54</answer>", 1),
-        ("####\n54\n#### 55", 0),
-        ("#### Answer\n55", 0),
-        ("#### Answer\nIt is not 54", 0),
-        ("#### Step\n54", 0),
-        ("#### The other answer\n54", 0),
-    ],
-)
-def test_a_number_may_stand_below_its_heading(completion, paid):
-    assert reward(f"3 * 18\n{completion}", GOLD).value == paid

@@ -31,7 +31,7 @@ ROOMS = [
 EVENING = 3000
 """Lines of the modules right in minrl/: whoever reads them has read the algorithm and its settings."""
 
-PACKAGE = 33738
+PACKAGE = 32203
 """Lines of the package. Every change that lowers them lowers this number."""
 
 
@@ -132,6 +132,9 @@ def names_read():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node not in checks:
                 read.add(node.attr)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "fields":  # all of a class
+                owner = ast.unparse(node.args[0])
+                read |= {name for cls, name in SETTINGS if owner in [base.__name__ for base in cls.__mro__]}
     return read
 
 

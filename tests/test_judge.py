@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-import threading
 from dataclasses import asdict
 
 import pytest
@@ -236,19 +235,6 @@ def test_a_failing_judge_makes_rollouts_unscorable_and_leaves_the_others(make_ju
             assert one.reward.parts == {**bare.reward.parts, **judged_parts}
 
 
-def test_judgements_are_asked_for_together(make_judge, sevens, policy, workers):
-    four = threading.Barrier(4)
-
-    def reply(shown):
-        four.wait(timeout=60)  # passes only where four are in flight
-        return answer("Score: 5")
-
-    server, judge = make_judge(reply, judge_concurrency=4)
-    examples = [Example(f"numbers {n}", f"numbers {n}", {"number": n}) for n in (1, 2, 3, 4)]
-    result = rollout(policy, TorchEngine(policy), workers, judged(sevens, judge), examples, PLAN)
-    assert not result.failures and server.most == 4
-
-
 def duel(example, rng):
     first = yield Turn("me", "begin")
     reply = yield Turn("other", first, frozen=True)
@@ -270,24 +256,6 @@ def test_a_frozen_role_is_not_judged_and_several_turns_are_one_text(make_judge):
     shown = server.asked[0]["messages"][1]["content"]
     block = re.search(r"<<< completion (\w+)\n(.*)\n>>> completion \1", shown, re.DOTALL)[2]
     assert json.loads(block) == [{"completion": "one"}, {"shown": "two", "completion": 'three", "shown": "'}]
-
-
-def test_without_a_judge_the_task_is_itself(sevens):
-    with open_judge(JudgeConfig()) as judge:
-        assert judge is None and judged(sevens, judge) is sevens
-
-
-@pytest.mark.parametrize(
-    ("reply", "why"),
-    [
-        (lambda shown: (401, {}, '{"error": {"message": "no"}}'), "status 401: no"),
-        (lambda shown: answer("7 of 10"), "m cannot be used: the judge's last line must be `Score: N`"),
-    ],
-)
-def test_a_judge_that_does_not_work_is_refused_before_anything_is_paid(serve, reply, why):
-    _, settings = serve(reply)
-    with pytest.raises(UserError, match=why), open_judge(JudgeConfig(**settings, judge_cache="")):
-        pass
 
 
 def test_processes_share_what_one_would_ask_and_one_asks_for_an_answer(serve):
@@ -356,45 +324,8 @@ def test_a_prompt_in_a_file_is_stored_as_its_text(tmp_path):
         JudgeConfig(judge_model="m", judge_prompt=str(file))
     with pytest.raises(UserError, match=r"a text with \{completion\} in it, or a file with one"):
         JudgeConfig(judge_model="m", judge_prompt="Rate it!")
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--judge-weight", "1"], r"judge_weight must be at least 0 and below 1"),
-        (["--judge-weight", "-0.1"], r"judge_weight must be at least 0 and below 1"),
-        (["--judge-base-url", "http://x"], "judge_base_url is read only with --judge-model"),
-        (["--judge-concurrency", "0"], "judge_concurrency must be from 1 to 256"),
-        (["--judge-timeout-s", "0"], "judge_timeout_s must be above 0"),
-    ],
-)
-def test_bad_settings_are_refused(flags, why):
-    with pytest.raises(UserError, match=why):
-        parsed(flags)
-
-
-def test_evaluate_judges_a_file_by_its_flags(serve, tmp_path, capsys):
-    server, _ = serve(lambda shown: answer("Score: 10"))
-    (tmp_path / "in.jsonl").write_text(json.dumps({"completion": "#### 5", "answer": "#### 5", "prompt": "2 + 3?"}))
-    flags = [
-        "--task",
-        "gsm8k",
-        "--completions",
-        str(tmp_path / "in.jsonl"),
-        "--judge-cache",
-        str(tmp_path / "c.sqlite"),
-    ]
-    flags += ["--judge-model", "m", "--judge-base-url", server.url, "--judge-weight", "0.5"]
-    assert main(["evaluate", *flags, "--output", str(tmp_path / "out.jsonl")]) == 0
-    row = json.loads((tmp_path / "out.jsonl").read_text())
-    assert row["solved"] and row["parts"] == {
-        "correct": 1.0,
-        "format": 1.0,
-        "lenient": 1.0,
-        "task": 1.0,
-        "judge": 1.0,
-        "judge_failed": 0.0,
-    }
+    with pytest.raises(UserError, match="judge_base_url is read only with --judge-model"):
+        JudgeConfig(judge_base_url="http://x")
 
 
 def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from minrl.models.distributed import own_card, require_one_run, require_own_cards, share_of_cores
-from minrl.models.launch import Launch, first_host, launched, place, require_one_process, tasks_per_node
+from minrl.models.launch import Launch, first_host, launched, require_one_process
 from minrl.types import UserError
 from minrl.utils.processor import cpu_cores
 
@@ -106,11 +106,6 @@ def test_the_first_node_of_a_list(nodes, first):
     assert first_host(nodes) == first
 
 
-def test_the_tasks_of_each_node():
-    assert tasks_per_node("8") == [8]
-    assert tasks_per_node("1(x2),3,2(x2)") == [1, 1, 3, 2, 2]
-
-
 def told(*ranks):
     """What processes say of themselves, with what is given of each."""
     return [{"host": "a", "pid": 10 + rank, "card": None, "cores": [0, 1], **own} for rank, own in enumerate(ranks)]
@@ -142,17 +137,6 @@ def test_cores_are_shared_by_those_that_are_bound_to_them():
     bound = told({"cores": [0, 1]}, {"cores": [2, 3]})
     assert [share_of_cores(bound, rank) for rank in range(2)] == [2, 2]
     assert share_of_cores(told({"cores": [0]}, {"cores": [0]}), 1) == 1
-
-
-def test_the_place_of_a_run_is_said_where_it_is_not_a_plain_machine():
-    batch = place({**SRUN, "SLURM_RESTART_COUNT": "1", "HF_HUB_OFFLINE": "1"})
-    assert batch.facts == {
-        **{"kind": "slurm", "host": batch.host, "network": False, "job": "41", "nodes": "n[07-09,12]", "restarts": "1"}
-    }
-    assert str(batch) == f"slurm on {batch.host} (job 41, nodes n[07-09,12], restarts 1), without network"
-    assert "tasks 4, of which srun started none" in str(place(SBATCH))
-    assert place({"MODAL_TASK_ID": "ta-1", "MODAL_REGION": "us-east"}).facts["region"] == "us-east"
-    assert place({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).kind == "container"
 
 
 @pytest.mark.parametrize(

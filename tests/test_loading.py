@@ -104,12 +104,11 @@ def test_the_text_of_a_multimodal_model_trains_and_the_rest_is_kept_bit_for_bit(
     assert stored[1]["dtype"] == stored[1]["text_config"]["dtype"] == "float32"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, processes, dtype):
+def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, processes):
     policy = loaded(gemma3, processes)
     optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2))
     train_a_step(policy, optimizer)
-    path = save_checkpoint(tmp_path, policy, optimizer, TrainState(step=1), keep=0, dtype=dtype)
+    path = save_checkpoint(tmp_path, policy, optimizer, TrainState(step=1), keep=0)
     again = loaded(path, processes)
     fresh = make_optimizer(again, OptimizerConfig(learning_rate=1e-2))
     restore_optimizer(path, again, fresh)
@@ -123,10 +122,10 @@ def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, proce
     ("config", "files", "reason"),
     [
         (None, ["model.gguf"], "give the GGUF file itself"),
-        (None, [], "it has no config.json"),
-        ({}, [], "names no model_type"),
-        ({"model_type": "unheard"}, [], "does not know its model type 'unheard'"),
-        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, [], "needs Python code from that folder"),
+        (None, [], "config.json"),
+        ({}, [], "`model_type` key"),
+        ({"model_type": "unheard"}, [], "does not recognize this architecture"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, [], "contains custom code"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, [], "BertForMaskedLM, which has no causal"),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}, [], "has no causal language"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, [], "an encoder with a decoder"),
@@ -195,20 +194,6 @@ def test_adapters_are_put_into_the_text_part_alone(gemma3, tmp_path, processes, 
     torch.testing.assert_close(own_logprobs(again.model), own_logprobs(policy.model), atol=1e-4, rtol=0)
     trained = {name for name, weight in again.model.named_parameters() if weight.requires_grad}
     assert trained and all("vision" not in name and "projector" not in name for name in trained)
-
-
-def test_adapted_experts_of_a_multimodal_model_are_saved(tmp_path, processes):
-    pytest.importorskip("peft")
-    base = save_multimodal("qwen3_vl_moe", tmp_path / "base")
-    policy = loaded(base, processes)
-    config = LoraConfig(lora_rank=2, lora_target_modules="gate_up_proj,down_proj,q_proj")
-    policy.adapters = Adapters(policy.model, config, str(base), seed=0)
-    with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            if "lora_B" in name:
-                weight += 0.1
-    save_policy(policy, tmp_path / "saved")
-    torch.testing.assert_close(plain_logprobs(tmp_path / "saved"), own_logprobs(policy.model), atol=1e-4, rtol=0)
 
 
 def with_generation_config(base, folder, **settings):

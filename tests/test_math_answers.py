@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from minrl.tasks import math, math_answers
+from minrl.tasks import math_answers
 from minrl.tasks.math import MathOptions, reward, stated
 from minrl.tasks.math_answers import answers_agree, expressions, same_text
 from minrl.types import Example
@@ -71,7 +71,6 @@ y = 2x + 3 <- 2x - y + 3 = 0
 -2\le x\le 7 <- -2\leqslant x\leqslant 7
 \text{Evelyn} <- evelyn
 \text{(C)} <- \textbf{(C)}\ 3
-56 <- \textcolor{red}{56}
 9 <- \text{The answer is } 9
 9 <- = 9
 12 <- So $x=12$
@@ -126,6 +125,10 @@ HEDGED = r"""
 Is it another or a note? | 12 <- 12, not 13
 Is it another or a note? | 12 <- It is not 12
 \text{(B)} <- (B) or (A)
+1716 <- 1716 or 1717
+7\sqrt{2} <- 7\sqrt{2}, 7\sqrt{3}
+7\sqrt{2} <- \{7\sqrt{2}, 0\}
+x^2-8x+16 <- x^2-8x+16 \text{ or } x^2-8x-16
 """
 """Several different answers, and an answer that is denied or changed."""
 
@@ -163,18 +166,17 @@ RESTATED = [
         r"Compute $\binom{17}{9}$.",
         "24310",
         ["24,310", r"\frac{24310}{1}", "x = 24310", r"24310\text{ ways}"],
-        [r"\binom{17}{9}", r"\binom{17}{8}", r"0+\binom{17}{9}", r"\sum_{k=1}^{1}\binom{17}{9}"],
+        [r"\binom{17}{9}", r"\binom{17}{8}", r"0+\binom{17}{9}", r"\sum_{k=1}^{1}\binom{17}{9}", r"\frac{17!}{9!\,8!}"],
     ),
     (
         r"Simplify $\sqrt{8}$.",
         r"2\sqrt{2}",
         [r"2\cdot\sqrt2", "2*sqrt(2)"],
-        [r"\sqrt8", r"1\cdot\sqrt{8}", r"e^{\ln\sqrt{8}}"],
+        [r"\sqrt8", r"1\cdot\sqrt{8}", r"e^{\ln\sqrt{8}}", "8^{1/2}"],
     ),
-    ("Expand $(x+3)^2$.", "x^2+6x+9", ["9+6x+x^2"], ["(x+3)^2", "(3+x)^2", "(x+3)^2+0"]),
+    ("Expand $(x+3)^2$.", "x^2+6x+9", ["9+6x+x^2"], ["(x+3)^2", "(3+x)^2", "(x+3)(x+3)", "(x+3)^2+0"]),
     (r"Simplify $\frac{24}{36}$.", r"\frac23", ["2/3", r"\frac{4}{6}"], [r"\frac{24}{36}", "24/36+0"]),
     ("What is $2^{12}$?", "4096", ["4,096"], ["2^{12}", "64^2"]),
-    ("If $a+b+c=0$, how large is $|a+b+c|$?", "0", ["0", "x = 0"], ["a+b+c=0", "x = c + b + a = 0"]),
     ("How many subsets has a set of 10?", "1024", ["2^{10}"], []),
     (r"Is $x+1$ a factor of $x^2+x+1$?", "1+x", ["x+1"], []),
     (
@@ -219,15 +221,6 @@ def test_case_counts_for_letters_and_white_space_between_digits():
 @pytest.mark.parametrize("closes", ["}", ")"])
 def test_no_nesting_leaves_the_comparison(opens, closes):
     assert not answers_agree("7", opens * 550 + "6" + closes * 550)
-
-
-def test_a_worker_that_is_asked_for_warmth_with_every_job_reads_once(monkeypatch):
-    read = []
-    monkeypatch.setattr(math, "answers_agree", lambda *pair: read.append(pair))
-    math.warm.cache_clear()
-    math.warm()
-    math.warm()
-    assert len(read) == 1
 
 
 def test_the_library_says_nothing_about_what_a_model_wrote(caplog):

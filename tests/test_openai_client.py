@@ -10,7 +10,6 @@ import pytest
 
 from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, ChatUsage
 from minrl.types import UserError
-from minrl.utils.keys import checked_url
 from tests.chat_server import ChatServer, answer, in_turn
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -40,18 +39,10 @@ def ask(client, **changes):
 
 def test_an_answer_comes_with_its_reason_to_stop_and_its_tokens(serve):
     server, client = serve(in_turn(answer("4")))
-    [reply] = ask(client, seed=5)
+    reply = ask(client, seed=5)
     assert (reply.text, reply.finish_reason, reply.usage) == ("4", "stop", ChatUsage(7, 3))
     assert server.asked == [{"model": "m", "messages": MESSAGES, "max_tokens": 9, "temperature": 0.0, "seed": 5}]
     assert server.keys == ["Bearer sk-secret-of-the-test"]
-
-
-def test_several_choices_come_in_order_and_fewer_than_asked_are_refused(serve):
-    server, client = serve(in_turn(answer("a", "b", finish_reason="length"), answer("a")))
-    assert [(reply.text, reply.finish_reason) for reply in ask(client, n=2)] == [("a", "length"), ("b", "length")]
-    assert server.asked[0]["n"] == 2
-    with pytest.raises(ChatError, match="1 of 2 choices"):
-        ask(client, n=2)
 
 
 BUSY = (429, {"Retry-After": "0.1"}, '{"error": {"message": "slow down"}}')
@@ -62,12 +53,12 @@ def test_a_busy_and_a_broken_server_are_asked_again_with_growing_pauses(serve):
     times = []
     replies = in_turn(BROKEN, BROKEN, answer("4"))
     server, client = serve(lambda body: times.append(time.monotonic()) or replies(body))
-    assert ask(client)[0].text == "4"
+    assert ask(client).text == "4"
     assert len(server.asked) == 3
     # the client waits 0.5 s and then 1 s, each shortened by up to a quarter
     assert times[1] - times[0] >= 0.375 and times[2] - times[1] >= 0.75
     server, client = serve(in_turn(BUSY, answer("4")))
-    assert ask(client)[0].text == "4" and len(server.asked) == 2
+    assert ask(client).text == "4" and len(server.asked) == 2
 
 
 def test_who_stays_busy_is_an_error_in_one_line_after_the_retries(serve):
@@ -89,14 +80,10 @@ def test_a_refused_key_is_not_asked_for_again_and_is_not_repeated(serve):
     "said",
     [
         (200, {}, "{torn"),
-        (200, {"Content-Type": "text/html"}, "<html>"),
         (200, {}, '{"error": {"message": "x"}}'),
         (200, {}, "[1]"),
-        (200, {}, '"4"'),
-        (200, {}, "null"),
         (200, {}, ""),
         (200, {}, '{"choices": []}'),
-        (200, {}, '{"choices": ["4"]}'),
         (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": 4}}]}'),
         (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": null, "refusal": "no"}}]}'),
         (200, {}, '{"choices": [{"message": {"content": "4"}}]}'),
@@ -140,7 +127,8 @@ def test_what_a_server_refuses_for_good_is_told_from_what_failed(serve, said, ki
 
 def test_a_thought_that_was_cut_off_is_an_empty_text_of_length(serve):
     _, client = serve(in_turn(answer(None, finish_reason="length")))
-    assert [(reply.text, reply.finish_reason) for reply in ask(client)] == [("", "length")]
+    reply = ask(client)
+    assert (reply.text, reply.finish_reason) == ("", "length")
 
 
 def test_a_server_that_hangs_is_an_error(serve):
@@ -194,31 +182,12 @@ def test_many_threads_are_served_at_once_but_no_more_than_allowed(serve):
         texts = pool.map(
             lambda i: client.complete([{"role": "user", "content": str(i)}], temperature=None, max_tokens=1), range(12)
         )
-    assert [replies[0].text for replies in texts] == [str(i) for i in range(12)]
+    assert [reply.text for reply in texts] == [str(i) for i in range(12)]
     assert server.most == 3
     assert "temperature" not in server.asked[0]
 
 
-def test_a_key_is_needed_by_openai_alone(monkeypatch):
+def test_openai_needs_a_key(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UserError, match="put it into the environment variable OPENAI_API_KEY"):
         ChatClient("m")
-    server = ChatServer(in_turn(answer("4")))
-    client = ChatClient("m", server.url)
-    assert ask(client)[0].text == "4"
-    client.close()
-    server.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("localhost:8000/v1", "must begin with http"),
-        ("http://user:key@host/v1", "must hold no key"),
-        ("http://host/v1?key=1", "must hold no key"),
-        ("http://host/v1/chat/completions", "ends before /chat/completions"),
-    ],
-)
-def test_a_url_that_cannot_be_one_is_refused(url, why):
-    with pytest.raises(UserError, match=why):
-        checked_url(url)

@@ -2,20 +2,17 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minrl import train
 from minrl.__main__ import main
-from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
 from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
 from minrl.evaluate import stages
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
-from minrl.run import setup
 from minrl.run.checkpoint import save_policy
 from minrl.tasks import Task
 from minrl.tasks.task import split
@@ -159,20 +156,3 @@ def test_an_opponent_for_nobody_is_refused(tmp_path):
         main(["train", *flags, "--device", "cpu"])
     with pytest.raises(UserError, match="no role of countdown is frozen"):
         main(["evaluate", "--opponent", "x", "--task", "countdown", "--checkpoint", "x"])
-
-
-def test_an_engine_is_closed_when_its_opponent_is_refused(policy, monkeypatch):
-    closed = []
-
-    def refused(*_):
-        raise UserError("another vocabulary")
-
-    engine = SimpleNamespace(close=lambda: closed.append("engine"))
-    stand_ins = {"make_engine": lambda *_: engine, "load_policy": lambda *_: policy, "note_model": lambda *_: None}
-    stand_ins |= {"known_model": lambda *_: "model", "EngineWithOpponent": refused}
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(setup, name, stand_in)
-    run = SimpleNamespace(config=TrainerConfig())
-    with pytest.raises(UserError, match="another vocabulary"):
-        setup._engine(run, {"duel": SimpleNamespace(frozen_opponent=True)}, policy, None)
-    assert closed == ["engine"]

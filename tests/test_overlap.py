@@ -5,22 +5,17 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-import torch
 
-from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.distributed import Processes
 from minrl.rewards.judge import judged, with_part
-from minrl.rewards.worker import Failure, Lost
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task
-from minrl.tasks.grader import Grader
 from minrl.tasks.task import Dataset
-from minrl.types import SOLO, Example, Job, Request, Reward, Turn
+from minrl.types import SOLO, Example, Job, Reward, Turn
 from tests import jobs
 from tests.rewards import breaks_at_odd_lengths, noted, raises_at_odd_lengths
-from tests.test_workers import gone_soon
 
 EXAMPLES = [Example(str(n), "numbers 1 2", {}) for n in range(3)]
 DATASET = Dataset(EXAMPLES, [Example("held out", "numbers 1", {})])
@@ -201,21 +196,6 @@ def test_what_was_begun_is_taken_by_whoever_asks_for_it_once(workers, tmp_path):
     assert workers.poll() == []
 
 
-def test_a_poll_gives_each_result_once_and_a_lost_worker_is_for_run(workers, tmp_path):
-    bad, good = Job(Grader(jobs.dies_the_first_time, jobs.loss), (tmp_path / "died",)), Job(int, ("7",))
-    lock = Job(jobs.identity, (lambda: 0,))
-    workers.begin(bad, "bad")
-    workers.begin(lock, "lock")
-    ended = []
-    until(lambda: ended.extend(workers.poll()) or any(isinstance(one.result, Lost) for one in workers._begun))
-    workers.begin(good, "good")
-    until(lambda: ended.extend(workers.poll()) or len(ended) == 2)
-    assert ended[1] == ("good", 7)
-    assert ended[0][0] == "lock" and isinstance(ended[0][1], Failure) and "cannot be sent" in ended[0][1].reason
-    assert workers.poll() == []
-    assert workers.run([bad]) == ["graded"]  # by its second run
-
-
 @pytest.mark.parametrize(
     ("job", "deadline", "in_time"), [(Job(jobs.after, (0.6, 7)), 0.3, False), (Job(int, ("7",)), 30.0, True)]
 )
@@ -232,69 +212,3 @@ def test_a_deadline_counts_from_when_the_job_began_however_late_somebody_looks(m
                 time.sleep(1.0)
             (found,) = workers.run([job])
         assert found == 7 if in_time else f"no reward within its deadline of {deadline} s" in found.reason
-
-
-def test_what_was_begun_for_nobody_holds_up_nothing():
-    with closing(Workers(1, 600.0)) as workers:
-        workers.begin(Job(time.sleep, (600,)))
-        (hung,) = workers._busy.values()
-        assert workers.run([Job(int, ("7",)), Job(int, ("8",), cheap=True)]) == [7, 8]
-        assert gone_soon(hung.process.pid)
-        workers.begin(Job(int, ("9",), cheap=True), "nobody")
-        workers.beside(0, 1)
-        assert workers.poll() == []
-
-
-class Failing(TorchEngine):
-    """Raises as soon as a completion has ended."""
-
-    cores = 0
-
-    def generate(self, requests, sampling, *, ended):
-        def raising(completions):
-            ended(completions)
-            if completions:
-                raise KeyboardInterrupt
-
-        return super().generate(requests, sampling, ended=raising)
-
-
-def test_an_engine_that_fails_leaves_nothing_to_the_next_call(policy, workers, tmp_path):
-    task = noting(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        rollout(policy, Failing(policy), workers, task, task.dataset.train, PLAN)
-    assert workers._begun
-    again = rollout(policy, Watched(policy), workers, task, task.dataset.train, PLAN)
-    with closing(Afterwards(2, 60.0)) as others:
-        assert again == rollout(policy, TorchEngine(policy), others, task, task.dataset.train, PLAN)
-    assert not (workers._begun or workers._busy or workers._queue)
-
-
-def test_what_rewards_and_episodes_compute_with_torch_is_computed_as_ever(policy, workers):
-    modes = []
-
-    def note():
-        modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
-
-    def episode(example, rng):
-        yield Turn(SOLO, "numbers 1")
-        note()
-        return {SOLO: (yield Job(lambda: note() or Reward(1.0), cheap=True))}
-
-    class Halves(Processes):
-        def __init__(self, other):
-            self.__dict__.update(other.__dict__)
-
-        def autocast(self):
-            return torch.autocast("cpu", torch.bfloat16)
-
-    halves = replace(policy, processes=Halves(policy.processes))
-    rollout(halves, TorchEngine(halves), workers, Task(DATASET, None, episode=episode), EXAMPLES[:1], PLAN)
-    calls = []  # also where none has ended, since results of jobs arrive then
-
-    def ended(completions):
-        calls.append(len(completions))
-        note()
-
-    TorchEngine(halves).generate([Request([5, 6], 0, 3)], Sampling(1.0, frozenset()), ended=ended)
-    assert calls == [0, 0, 1] and set(modes) == {(True, False)}

@@ -81,8 +81,3 @@ def test_untrusted_code_needs_linux():
         sandbox.level()
     with pytest.raises(UserError, match="untrusted code needs Linux"):
         load_task("code_game", {"code_game": parsed(["--task", "code_game"])[1]["code_game"]}).notes()
-
-
-def test_a_macs_card_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"device must be one of auto, cpu, cuda, got 'mps'"):
-        parsed(["--device", "mps"])

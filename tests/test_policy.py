@@ -1,18 +1,14 @@
 """From prompts to token ids and back, and what a policy knows of its model."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Phi3Config
 
 from minrl.batch import pack
 from minrl.config import ModelConfig
-from minrl.models import cpu
-from minrl.models import distributed as processes_module
-from minrl.models.cpu import few_rows_product, product
+from minrl.models.cpu import product
 from minrl.models.loading import ASSISTANT, END, USER, save_model, word_tokenizer
 from minrl.models.modules import Float32Linear
 from minrl.models.scoring import Method
@@ -22,7 +18,6 @@ from minrl.run.setup import load_policy
 from minrl.run.verify import Verified
 from minrl.types import UserError
 from tests.conftest import CPU
-from tests.test_scoring import SMALL, make_model
 
 
 def ids_of(policy, text):
@@ -31,18 +26,6 @@ def ids_of(policy, text):
 
 def user(text):
     return [{"role": "user", "content": text}]
-
-
-def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy, monkeypatch):
-    encoded, encode = [], policy.encode_first_turn
-    monkeypatch.setattr(policy, "encode_first_turn", lambda prompt: encoded.append(prompt) or encode(prompt))
-    first = policy.encode_prompt("numbers 1 2")
-    first.append(0)
-    assert policy.encode_prompt("numbers 1 2") == first[:-1]
-    monkeypatch.setattr("minrl.models.chat.KEPT_PROMPTS", 2)
-    for prompt in ("1", "2", "1"):
-        policy.encode_prompt(prompt)
-    assert encoded == ["numbers 1 2", "1", "2", "1"]  # the third prompt made room for itself
 
 
 SEVENS = ("7 7 7", user("7"))
@@ -135,20 +118,20 @@ def test_a_tokenizer_with_tokens_that_the_embedding_lacks_is_refused(tmp_path, p
     assert expected in refusal(tmp_path, processes)
 
 
-def test_a_placeholder_for_images_needs_no_row(tmp_path, policy, processes):
-    save_model(policy.model, policy.tokenizer, tmp_path)
-    stored = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**stored, "image_token": "<image>"}))
-    loaded = load_policy(str(tmp_path), CPU, processes)
-    assert loaded.tokenizer.convert_tokens_to_ids("<image>") == len(policy.tokenizer)
-
-
 def test_weights_that_are_not_finite_are_not_saved(policy, tmp_path):
     with torch.no_grad():
         policy.model.model.norm.weight[3] = torch.inf
     with pytest.raises(UserError, match=r"model.norm.weight is not finite and is not saved"):
         save_policy(policy, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(policy, processes, monkeypatch):
+    sped_up = []
+    monkeypatch.setattr("minrl.policy.speed_up", sped_up.append)
+    made = as_policy(policy.model.train(), policy.tokenizer, CPU, processes)
+    assert not made.model.training and sped_up == [made.model]
+    assert (made.version, made.skipped_steps, made.reference, made.adapters) == (0, 0, None, None)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -166,38 +149,6 @@ def test_the_fast_product_is_a_linear_layer_gradients_too(bias):
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
     double = torch.randn(3, 33, dtype=torch.float64)
     torch.testing.assert_close(product(double, plain.weight.double()), double @ plain.weight.double().T)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(1, 5), (3, 4, 5), (cpu.FEW_ROWS + 1, 5)])
-def test_few_rows_are_multiplied_as_many_are(shape, bias, monkeypatch):
-    monkeypatch.setattr(cpu, "onednn_available", lambda: False)  # as on a CPU where MKL multiplies
-    x, weight, offset = torch.randn(shape), torch.randn(7, 5), torch.randn(7) if bias else None
-    made = few_rows_product(x, weight, offset)
-    assert made.is_contiguous() == (len(x) > cpu.FEW_ROWS or len(x) == 1)
-    torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, offset))
-
-
-def long_rope(original):
-    """A model whose frequencies change beyond so many tokens of its 64."""
-    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 4.0, 8.0, 16.0]}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": original, **factors}
-    return Phi3Config(**SMALL, eos_token_id=2, original_max_position_embeddings=original, rope_parameters=rope)
-
-
-@pytest.mark.parametrize("limit", [24, 64])
-def test_a_model_with_long_rope_is_kept_to_its_original_context_and_that_is_said(tmp_path, processes, limit, said):
-    save_model(make_model(long_rope(limit), torch.float32), word_tokenizer([]), tmp_path)
-    assert load_policy(str(tmp_path), CPU, processes).context_length == limit
-    assert [f"the original {limit} tokens of its context of 64" in line for line in said] == [True] * (limit < 64)
-
-
-def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(policy, processes, monkeypatch):
-    sped_up = []
-    monkeypatch.setattr("minrl.policy.speed_up", sped_up.append)
-    made = as_policy(policy.model.train(), policy.tokenizer, CPU, processes)
-    assert not made.model.training and sped_up == [made.model]
-    assert (made.version, made.skipped_steps, made.reference, made.adapters) == (0, 0, None, None)
 
 
 def test_a_model_that_is_loaded_is_verified_and_packed_where_it_shares_prompts(policy, processes, monkeypatch):
@@ -241,19 +192,3 @@ def test_a_model_without_layers_is_not_computed_again(policy, make_rollout, monk
     assert policy._recomputes(stream)
     monkeypatch.setattr("minrl.policy.layers_of", lambda decoder: [])
     assert not policy._recomputes(stream)
-
-
-def test_a_card_that_torch_cannot_use_is_not_passed_over_in_silence(tmp_path, monkeypatch):
-    """Such as one whose driver is too old for the CUDA that torch is built for."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    look = processes_module.has_hidden_card
-    assert not look(tmp_path)
-    (tmp_path / "nvidiactl").touch()
-    assert not look(tmp_path)
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(processes_module, "has_hidden_card", lambda: look(tmp_path))
-    with pytest.raises(UserError, match=r"an NVIDIA card that torch .* cannot use: update its driver .*--device cpu"):
-        processes_module.Processes(ModelConfig())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not look(tmp_path)

@@ -2,23 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
 import pytest
-import torch
 
 from minrl import train
 from minrl.__main__ import main
-from minrl.algorithms import choose_algorithm, compute_advantages
-from minrl.batch import make_batch
-from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
-from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate.generate import as_messages
-from minrl.evaluate.stages import options_of
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
@@ -26,7 +19,7 @@ from minrl.rollout import Plan, rollout
 from minrl.run.folder import RunFolder
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import LEVELS
-from minrl.tasks import Task, find_tool, load_task, option_classes
+from minrl.tasks import Task, load_task
 from minrl.tasks.code_tool import CodeToolOptions
 from minrl.tasks.grader import Grader
 from minrl.tasks.programs import programs
@@ -43,8 +36,7 @@ from minrl.tasks.python_tool import (
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
-from minrl.types import SOLO, Example, Job, Reward, TrainState, Turn, UserError
-from minrl.update import update_policy
+from minrl.types import SOLO, Example, Job, Reward, Turn, UserError
 from minrl.utils.task_names import option_keys, task_key
 from tests.chat_templates import tokenizer
 from tests.conftest import CPU
@@ -76,7 +68,7 @@ CALLS = [
     ('<tool_call>\n{"name": "python", "arguments": {"code": "print(\\"a\\")"}}\n</tool_call>', 'print("a")'),
     ('<tool_call>{"name": "python", "arguments": "{\\"code\\": \\"print(1)\\"}"}</tool_call>', "print(1)"),
     ('<tool_call>{"name": "python", "arguments": "print(1)"}</tool_call>', "print(1)"),
-    ('<tool_call>{"name": "code_interpreter", "parameters": {"source": "print(1)"}}</tool_call>', "print(1)"),
+    ('<tool_call>{"name": "code_interpreter", "parameters": {"code": "print(1)"}}</tool_call>', "print(1)"),
     ("<tool_call>{print(1)}</tool_call>", "{print(1)}"),  # no JSON: a program, if an odd one
 ]
 
@@ -85,13 +77,6 @@ CALLS = [
 def test_a_call_holds_a_program(completion, program):
     _, call = find_call(completion)
     assert program_of(call) == program
-
-
-@pytest.mark.parametrize(
-    "call", ["```python\n" + " " * 300_000 + "x", "{" * 300_000, "`" * 300_000, "\n" * 300_000 + "x"]
-)
-def test_the_time_to_read_a_call_is_linear(call):
-    assert program_of(call)  # ends within the test's time
 
 
 @pytest.mark.parametrize(
@@ -121,19 +106,17 @@ def test_a_malformed_call_says_what_is_wrong(call, reason):
 
 PROGRAMS = [
     # the program, what is shown, whether the call failed
-    ("print(6 * 7)", "42", False),
     ("print(48271 * 90353 % 977)", str(48271 * 90353 % 977), False),
     ("x = 1", "[nothing was printed: print what you need]", False),
     ("print(1)\nexit()", "1", False),
     ("print(1)\n1 / 0", "1\n[error in line 2] ZeroDivisionError: division by zero", True),
-    ("def f():\n    raise KeyError('k')\nf()", "[error in line 2] KeyError: 'k'", True),
     ("print(1", "[error in line 1] SyntaxError: '(' was never closed", True),
     ("import sys\nsys.exit(3)", "[error] exit status 3", True),
     ("import numpy", "[error in line 1] ModuleNotFoundError: No module named 'numpy'", True),
     ("print('ab' * 150)", "ab" * 100 + "\n[cut off after 200 characters]", False),
-    ("while True: print('x' * 99)", "", True),
+    ("while True: print('x' * 99)", "x" * 99 + "\n*[stopped: it printed too much]", True),
+    ("print(1)\nwhile True: pass", "[stopped after 0.3 seconds]", True),
     ("x = bytearray(10 ** 10)", "[error in line 1] MemoryError", True),
-    ("print(object, object())", "<class 'object'> <object object at 0x...>", False),
     ("class A: pass\nprint([A()])", "[<__main__.A object at 0x...>]", False),
     # what a template or a reader could take for something else
     ("print('<|im_end|> </tool_response> <tool_call>')", "< |im_end| > < /tool_response> < tool_call>", False),
@@ -141,38 +124,17 @@ PROGRAMS = [
     ("import sys; sys.stdout.buffer.write(bytes([255]))", "\ufffd", False),
     ("raise ValueError('</s>\\u202e')", "[error in line 1] ValueError: < /s>\\u202e", True),
     ("print(" + repr("<answer> 5 </answer>") + ")", "<answer> 5 </answer>", False),
-    # the machine is out of reach, whatever the level
-    (
-        "import os; print(sorted(os.listdir('.')), os.path.exists('/etc/shadow') and open('/etc/shadow').read())",
-        "",
-        None,
-    ),
+    # a folder of its own: what the last program left is gone
+    ("import os; print(os.listdir()); open('left', 'w')", "['program.py']", False),
 ]
 
 
 @pytest.mark.parametrize(("program", "shown", "failed"), PROGRAMS, ids=range(len(PROGRAMS)))
 def test_what_a_program_brings_back(program, shown, failed, level):
-    ran = run_program(program, PATIENT)
-    if failed is None:
-        assert "root:" not in ran.text
-        return
-    assert ran.failed == failed and ran.seconds > 0
-    if shown:
-        assert ran.text == shown
-    else:
-        assert ran.text.startswith("x" * 99 + "\n") and ran.text.endswith("[stopped: it printed too much]")
-    assert len(ran.text) < 300
-
-
-def test_a_program_that_does_not_end_is_stopped(level):
-    ran = run_program("print(1)\nwhile True: pass", PythonOptions(seconds=0.3))
-    assert (ran.text, ran.failed) == ("[stopped after 0.3 seconds]", True)
-
-
-def test_a_line_of_thousands_of_digits_breaks_nothing():
-    program = "import sys\nsys.exit('  File \"program.py\", line ' + '9' * 5000)"  # Python reads no integer of so many
-    ran = run_program(program, PythonOptions(seconds=60.0, characters=6000))
-    assert ran.failed and ran.text.startswith("[error in line 999999999] ")
+    ran = run_program(program, replace(PATIENT, seconds=0.3) if "pass" in program[-5:] else PATIENT)
+    begins, _, ends = shown.partition("*[")
+    assert ran.failed == failed and ran.seconds > 0 and len(ran.text) < 300
+    assert ran.text == shown or (ends and ran.text.startswith(begins) and ran.text.endswith(ends))
 
 
 def test_the_same_program_prints_the_same(level):
@@ -180,11 +142,6 @@ def test_the_same_program_prints_the_same(level):
     first, second = (run_program(program, PATIENT) for _ in range(2))
     assert first.text == second.text and not first.failed
     assert str(Random(0).random()) in first.text
-
-
-def test_a_program_leaves_nothing_for_the_next_one(level):
-    assert run_program("open('left', 'w').write('1'); print(2)", PATIENT).text == "2"
-    assert run_program("import os; print(os.listdir())", PATIENT).text == "['program.py']"
 
 
 def answered(completion, example):
@@ -224,11 +181,6 @@ def test_what_the_tool_printed_is_the_next_message_and_the_last_turn_is_the_answ
     assert (reward.value, reward.solved) == (1.0, True)
     costs = {"tool_calls": 1.0, "tool_failed": 0.0, "tool_s": 0.25}
     assert reward.parts == {"characters": len("<answer> 42 </answer>"), **costs}
-
-
-def test_a_completion_without_a_call_is_paid_as_without_the_tool():
-    reward, shown = playing("<answer> 42 </answer>")
-    assert reward.value == 1.0 and len(shown) == 1 and reward.parts["tool_calls"] == 0
 
 
 @pytest.mark.parametrize(
@@ -308,6 +260,7 @@ def test_what_the_tool_printed_is_never_trained_on(policy, workers):
     engine = Scripted(policy, "<tool_call> print(6*7) </tool_call>", "<answer> 42 </answer> <end>")
     sampled = play_scripted(policy, workers, engine)
     assert sampled.failures == []
+    assert {one.stop_strings for one in engine.samplings} == {("</tool_call>",)}
     (one,) = sampled.rollouts
     pieces = [
         ("<user> 6 * 7 ? <assistant>", False),  # the own template leaves out the system message
@@ -322,14 +275,6 @@ def test_what_the_tool_printed_is_never_trained_on(policy, workers):
     assert not any(logprob for logprob, mask in zip(one.rollout_logprobs, one.loss_mask, strict=True) if not mask)
 
 
-def test_a_call_ends_the_completion(policy, workers):
-    engine = Scripted(policy, "<answer> 42 </answer> <end>")
-    play_scripted(policy, workers, engine)
-    (sampling,) = engine.samplings
-    assert sampling.stop_strings == ("</tool_call>",)
-    assert policy.tokenizer("</tool_call>")["input_ids"][0] in sampling.stop_ids
-
-
 def test_a_context_that_the_tool_filled_ends_the_episode_with_an_empty_answer(policy, workers):
     # Unscorable, a full context would have advantage 0, which is more than a wrong answer has.
     engine = Scripted(policy, "<tool_call> print(6*7) </tool_call>")
@@ -340,51 +285,10 @@ def test_a_context_that_the_tool_filled_ends_the_episode_with_an_empty_answer(po
     assert one.reward.parts["characters"] == 0 and one.truncated and len(one.turns) == 1
 
 
-@pytest.mark.learns
-def test_a_policy_that_is_paid_for_what_it_computed_learns_to_call_and_to_believe_it(policy, workers):
-    """Four of eight completions call and repeat what comes back, the others guess; it is updated on these thirty times,
-    without a baseline: what is not sampled by the policy as it is must not be pushed away for ever. Then it samples.
-    """
-    call, guess = "<tool_call> print(6*7) </tool_call>", "<answer> 7 </answer> <end>"
-    answer = "<answer> 42 </answer> <end>"
-    prompt = [{"role": "user", "content": "6 * 7 ?"}]
-    asked, first = policy.encode_prompt(prompt), policy.tokenizer("<tool_call>")["input_ids"][0]
-    assert probability(policy, asked, first) < 0.1  # one of about sixty words
-    config = TrainerConfig(
-        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0),
-        algorithm=AlgorithmConfig(algorithm="reinforce_no_baseline"),
-    )
-    algorithm, optimizer = choose_algorithm(config), make_optimizer(policy, config.optimizer)
-    engine = Scripted(policy, *[call, guess] * 4, *[answer] * 4)
-    sampled = play_scripted(policy, workers, engine, group_size=8)
-    assert [one.reward.value for one in sampled.rollouts] == [1.0, 0.0] * 4
-    batch = make_batch(sampled.rollouts, compute_advantages(sampled.rollouts, algorithm, config, TrainState()).values)
-    for step in range(1, 31):
-        update_policy(policy, optimizer, batch, algorithm, config, TrainState(step=step), needs_correction=False)
-    assert probability(policy, asked, first) > 0.9
-    (one,) = play_scripted(policy, workers, TorchEngine(policy), temperature=0.0).rollouts
-    said = [policy.decode(one.ids[start:end]) for start, end in one.turns]
-    assert said == [call, answer.removesuffix(" <end>")] and one.reward.solved
-
-
-@torch.no_grad()
-def probability(policy, ids, token):
-    """That of the next token."""
-    return float(policy.model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token])
-
-
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-QWEN = CHATML.replace(
-    "'<|im_start|>' + message.role + '\\n' + message.content",
-    "('<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>' if message.role == 'tool' "
-    "else '<|im_start|>' + message.role + '\\n' + message.content)",
-)
-REFUSING = "{%- for message in messages %}{%- if message.role == 'tool' %}{{- raise_exception('no') }}{%- endif %}" + (
-    CHATML.removeprefix("{%- for message in messages %}")
-)
 DROPPING = CHATML.replace(
     "{{- '<|im_start|>' + message.role", "{{- '' if message.role == 'tool' else '<|im_start|>' + message.role"
 )
@@ -394,11 +298,9 @@ DROPPING = CHATML.replace(
     ("template", "before", "after"),
     [
         (CHATML, "tool\n", ""),
-        (QWEN, "user\n<tool_response>\n", "\n</tool_response>"),
-        (REFUSING, "user\n<tool_response>\n", "\n</tool_response>"),
         (DROPPING, "user\n<tool_response>\n", "\n</tool_response>"),
     ],
-    ids=["role", "qwen", "refusing", "dropping"],
+    ids=["role", "dropping"],
 )
 def test_the_tool_speaks_in_the_templates_turn_or_in_the_users(template, before, after):
     chat = ChatTokenizer(
@@ -407,12 +309,6 @@ def test_the_tool_speaks_in_the_templates_turn_or_in_the_users(template, before,
     end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
     ids = chat.encode_next_turn(tool_message(ROWS[0].prompt, "4 2"), [end])
     assert chat.decode_all(ids) == f"\n<|im_start|>{before}4 2{after}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_a_server_is_shown_the_tools_words_as_the_users():
-    assert as_messages(tool_message(ROWS[0].prompt, "42")) == [
-        {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
-    ]
 
 
 def test_the_instructions_join_the_system_message():
@@ -442,21 +338,11 @@ def test_a_task_is_named_with_its_tool():
     assert "minrl.tasks.python_tool" not in programs("countdown")
 
 
-def test_an_evaluation_depends_on_the_options_of_the_task_and_of_its_tool():
-    _, options = parsed(["--task", "countdown+python", "--countdown.max-number", "7", "--python.calls", "2"])
-    found = options_of("countdown+python", options)
-    assert (found["max_number"], found["python.calls"]) == (7, 2)
-    assert options_of("countdown", options) == {key: own for key, own in found.items() if "." not in key}
-
-
 def test_a_file_may_have_the_options_of_the_tool(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("task: countdown+python\ntasks: {countdown: {max_number: 7}, python: {seconds: 5}}\n")
     _, options = parsed(["--config", str(file)])
     assert (options["countdown"].max_number, options["python"].seconds) == (7, 5.0)
-    file.write_text("tasks: {python: {seconds: 5}}\n")
-    _, options = parsed(["--config", str(file), "--task", "hanoi+python"])
-    assert options["python"].seconds == 5.0 and "hanoi" in options
 
 
 @pytest.mark.parametrize(
@@ -479,21 +365,6 @@ def test_wrong_uses_are_refused_in_one_line(flags, reason):
 def test_a_task_has_the_tool_once():
     with pytest.raises(UserError, match="code_tool is played with Python already: leave out \\+python"):
         load_task("code_tool+python")
-
-
-def test_another_task_cannot_have_the_flags_of_the_tool(tmp_path):
-    (tmp_path / "python.py").write_text("")
-    with pytest.raises(UserError, match="flags --python\\.\\* would be those of both"):
-        option_classes([*_file_task(tmp_path)])
-
-
-def _file_task(folder):
-    file = folder / "mine_named.py"
-    file.write_text(
-        "from dataclasses import dataclass\nfrom minrl.tasks.task import TaskDefinition\n"
-        "@dataclass(frozen=True)\nclass Options:\n    pass\npython = TaskDefinition(Options, None)\n"
-    )
-    yield f"{file}:python"
 
 
 @pytest.mark.parametrize("name", ["countdown+python", "tictactoe+python", "code_tool"])
@@ -530,10 +401,6 @@ def test_problems_of_code_tool_are_right_and_no_product_is_on_both_sides():
 def test_code_tool_pays_for_the_integer_alone(said, paid):
     task = load_task("code_tool")
     assert task.reward(said, Example("", "", {"answer": 10})).value == paid
-
-
-def test_the_tool_is_found_by_its_name():
-    assert find_tool("python").options is PythonOptions
 
 
 RESUMED = """--task code_tool --code-tool.max-number 9 --base-steps 40 --base-batch-size 16 --base-learning-rate 1e-2

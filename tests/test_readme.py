@@ -1,4 +1,4 @@
-"""The task that docs/task.md shows for the embedded base model trains, resumes, scores and learns."""
+"""The task that docs/tasks.md shows for the embedded base model trains, resumes, scores and learns."""
 
 import json
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SETTINGS = """--run-name beads-grpo-seed0 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8
     --max-tokens 12 --eval-samples 4 --base-steps 60 --base-hidden-size 64 --base-heads 2 --base-batch-size 16
     --reward-workers 1"""
-PAGE = (ROOT / "docs" / "task.md").read_text()
+PAGE = (ROOT / "docs" / "tasks.md").read_text()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ one run of eight steps.
 import copy
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,8 +24,8 @@ from minrl.engines.vllm_sync import (
     PROBE_TOKENS,
     Compared,
     SyncError,
-    differing,
-    find_held,
+    find_engine_tensors,
+    mismatched_tensors,
     require_synced,
     unread,
 )
@@ -120,18 +119,6 @@ def plain(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def test_a_gguf_file_and_its_safetensors_are_the_same_model(gguf_file, model):
-    from minrl.models.loading import load_model
-
-    (loaded, tokenizer), (saved, other) = load_model(str(gguf_file)), load_model(str(model))
-    weights, kept = loaded.state_dict(), saved.state_dict()
-    assert sum(weight.numel() for weight in loaded.parameters()) == 134_515_008
-    assert weights.keys() == kept.keys() and all(torch.equal(weights[name], kept[name]) for name in weights)
-    chat = [{"role": "user", "content": "Write one sentence."}]
-    assert tokenizer.apply_chat_template(chat) == other.apply_chat_template(chat)
-    assert saved.generation_config.eos_token_id == loaded.generation_config.eos_token_id
-
-
 def test_log_probabilities_are_those_of_eager_transformers(model, processes):
     from minrl.batch import pack
     from minrl.models.scoring import sampled_rollout
@@ -183,42 +170,6 @@ def test_evaluation_of_the_checkpoint_finds_what_the_run_found(run, place, check
     (result,) = json.loads((place / "scores/summary.json").read_text())["results"]
     at_end = summary(run)["eval_after"]
     assert (result["pass@1"], result["n"]) == (at_end["pass@1"], at_end["n"]) and result["n"] == 12
-
-
-def test_the_run_is_served(run, place, checkpoint):
-    import openai
-    from transformers import AutoTokenizer
-
-    asked = 'Write one sentence of 4 to 20 words that contains the words "rain" and "boat".'
-    chat = [{"role": "user", "content": asked}]
-    process = program(place, "-m", "minrl", "serve", run, "--port", 0, "--threads", 1, "--device", "cpu", "--quiet")
-    url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+/v1", line)))
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
-        answer = client.chat.completions.create(model=str(run), messages=chat, temperature=0, max_tokens=24)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    shown = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    written = plain(checkpoint).generate(**shown, do_sample=False, max_new_tokens=24)[0, shown["input_ids"].shape[1] :]
-    assert answer.choices[0].message.content == tokenizer.decode(written, skip_special_tokens=True)
-    assert answer.usage.prompt_tokens == shown["input_ids"].shape[1]
-
-
-def test_adapters_learn_and_load(model, place, processes):
-    from peft import AutoPeftModelForCausalLM
-
-    from minrl.run.setup import load_policy
-
-    adapters = "--lora-rank 16 --lora-checkpoint adapter --learning-rate 3e-4 --steps 2"
-    finished(place, ROOT / "train.py", *FLAGS, *adapters.split(), "--model-id", model, "--run-name", "lora")
-    saved = place / "checkpoints/lora/step_000002"
-    ids = torch.tensor([list(range(1000, 1040))])
-    with torch.no_grad():
-        before = plain(model)(ids).logits
-        ours = load_policy(str(saved), CPU, processes).model(input_ids=ids).logits
-        theirs = AutoPeftModelForCausalLM.from_pretrained(saved, dtype=torch.float32)(ids).logits
-    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
-    assert (ours - before).abs().max() > 0.01
 
 
 WINDOWS, TOKENS = int(os.environ.get("MINRL_SYNC_WINDOWS", "64")), 36
@@ -277,9 +228,9 @@ def test_healthy_syncs_in_bfloat16_pass_and_a_wrong_tensor_does_not(model, proce
 
     def check(model, held_by):
         weights = dict(model.named_parameters(remove_duplicate=False))
-        held = find_held(held_by, weights)
+        held = find_engine_tensors(held_by, weights)
         assert unread(held, weights) == []
-        wrong, reordered = differing(held, weights, torch.bfloat16, 0)
+        wrong, reordered = mismatched_tensors(held, weights, torch.bfloat16, 0)
         require_synced(policy, Compared(torch.zeros(1), wrong, len(held), not reordered), False, "the engine")
         return reordered
 

@@ -1,9 +1,5 @@
 """The generators of reasoning-gym as tasks: scored by the library, and guarded from what its verifiers do."""
 
-import json
-import pickle
-import sys
-
 import pytest
 
 from minrl.__main__ import main
@@ -16,10 +12,8 @@ from minrl.tasks.reasoning_gym import (
     extract_answer,
     library,
     parse_formula,
-    same_problem,
 )
 from minrl.types import Example, Job, Reward, UserError
-from tests.parsed import parsed
 
 LEGS = "reasoning_gym/leg_counting"
 
@@ -45,21 +39,14 @@ def score_of(name, answer, example):
 def test_the_librarys_own_answers_are_solved_and_others_are_not():
     task = load()
     for example in problems(task):
-        assert task.reward(said(example["answer"]), example).solved
-        wrong = str(int(example["answer"]) + 1)
-        assert task.reward(said(wrong), example).value < 1
-        assert task.reward(example["answer"], example).parts == {
-            "answered": 0.0,
-            "timeout": 0.0,
-        }  # without tags there is no answer
-        assert task.reward("", example).value == 0
-        assert not task.reward(example.prompt[1]["content"], example).solved  # the prompt copied back
+        right, wrong = said(example["answer"]), said(str(int(example["answer"]) + 1))
+        assert task.reward(right, example).solved and task.reward(wrong + right, example).solved
+        assert task.reward(wrong, example).value < 1 and not task.reward(right + wrong, example).solved
+        unanswered = task.reward(example["answer"], example)  # without tags there is no answer
+        assert unanswered.parts == {"answered": 0.0, "timeout": 0.0} and task.reward("", example).value == 0
 
 
-def test_the_last_answer_counts_as_the_library_has_it():
-    example = problems(load())[0]
-    wrong, right = said("no"), said(example["answer"])
-    assert load().reward(wrong + right, example).solved and not load().reward(right + wrong, example).solved
+def test_the_answer_is_what_the_library_finds_at_once():
     for text in (
         "<answer> a\nb </answer> c",
         "<answer>x",
@@ -68,7 +55,7 @@ def test_the_last_answer_counts_as_the_library_has_it():
         said(""),
     ):
         assert extract_answer(text) == library().utils.extract_answer(text)
-    assert extract_answer("<answer>" * 200_000) is None  # at once: the library's pattern takes hours
+    assert extract_answer("<answer>" * 200_000) is None  # the library's pattern takes hours
 
 
 def test_problems_are_split_by_their_question_the_same_each_time():
@@ -78,18 +65,9 @@ def test_problems_are_split_by_their_question_the_same_each_time():
     held_out = {e["question"] for e in task.dataset.held_out}
     assert train_questions and held_out and not train_questions & held_out
     assert {e["question"] for e in problems(load(size=60, seed=1))} != train_questions | held_out
-    assert {
-        len(e["metadata"]["animals"]) for e in problems(load(generator='{"min_animals": 2, "max_animals": 2}'))
-    } == {2}
     # tower_of_hanoi has few problems: what comes twice counts once
     hanoi = problems(load("tower_of_hanoi", size=40, generator='{"min_disks": 3, "max_disks": 3}'))
     assert len({e.id for e in hanoi}) == len(hanoi) < 40
-
-
-def test_the_prompt_is_the_librarys():
-    example = problems(load(prompt="direct"))[0]
-    assert example.prompt[0] == {"role": "system", "content": library().utils.SYSTEM_PROMPTS["direct"]}
-    assert example.prompt[1] == {"role": "user", "content": example["question"]}
 
 
 @pytest.mark.parametrize(
@@ -129,18 +107,6 @@ def test_an_answer_that_the_verifier_raises_for_is_wrong():
     assert task.reward(said(example["answer"]), example).solved
 
 
-@pytest.mark.parametrize("name", ["boxnet", "game_of_life"])
-def test_so_it_is_where_the_library_keeps_no_answer_or_reads_json(name):
-    task = load(name, size=2)
-    example = problems(task)[0]
-    assert (example["answer"] is None) == (name == "boxnet")
-    raised = 0
-    for answer in ("0", "[1]", "[[]]", '{"a": 1}', "{}"):
-        raised += isinstance(call(Job(score_of, (name, answer, example))), Failure)
-        assert task.reward(said(answer), example).value <= 0.05
-    assert raised
-
-
 def test_what_a_verifier_raises_for_the_problems_own_answer_is_unscorable_with_its_reason():
     task = load("prime_factorization")
     example = problems(task)[0]
@@ -171,12 +137,6 @@ def test_one_problem_in_another_order_is_on_one_side():
     assert len(set(train)) < len(train) and len(set(held_out)) < len(held_out)  # both orders were made
 
 
-def test_other_problems_are_not_taken_for_one():
-    for name in ("leg_counting", "mini_sudoku", "jugs"):
-        made = problems(load(name, size=10))
-        assert len({same_problem(example) for example in made}) == len(made)
-
-
 def test_a_score_outside_the_range_is_refused(monkeypatch):
     task, example = load(), problems(load())[0]
     for score in (1.5, -0.1, float("nan"), None):
@@ -193,11 +153,6 @@ def test_a_row_that_lost_something_is_refused_and_not_scored_low():
     torn = type(example)(example.id, "", {**example.fields, "metadata": {"output": []}})
     with pytest.raises(ValueError, match=r"its own answer|own answer 0\.0"):
         task.reward(said("1"), torn)
-
-
-def test_an_absurdly_long_answer_is_wrong_without_a_look_at_it():
-    task, example = load("palindrome_generation"), problems(load("palindrome_generation"))[0]
-    assert task.reward(said("a" * 1_000_000), example).value == 0
 
 
 ATTACKS = (
@@ -226,12 +181,6 @@ def test_no_answer_is_executed(module, tmp_path):
         assert score_of(name, example["answer"], example) == 1  # the guards leave right answers alone
 
 
-def test_the_attacks_would_work_without_the_guards(tmp_path):
-    """Otherwise the test above would prove nothing."""
-    eval(ATTACKS[0].replace("{file}", str(tmp_path / "file")))
-    assert (tmp_path / "file").exists()
-
-
 @pytest.mark.parametrize(
     "text",
     ["test()", "test ()", "(test)()", "x.y", "1 .real", "1..real", "'a'", "[1]", "{1}", "a_b", "f(x)", "5(3)", "x!(3)",
@@ -240,13 +189,6 @@ def test_the_attacks_would_work_without_the_guards(tmp_path):
 def test_only_formulas_are_parsed(text):
     with pytest.raises(ValueError, match="not a plain formula"):
         parse_formula(text)
-
-
-def test_formulas_are_parsed_as_before():
-    from sympy.parsing.sympy_parser import parse_expr
-
-    for text in ("(1 + 2) * 3 - 4/2", "-x**2/2 + 3*log(x) + C", "exp(-x)*sin(2*x)", "1.5e3", ".5*x**2", "((x))"):
-        assert parse_formula(text) == parse_expr(text)
 
 
 def test_literals_are_read_as_before():
@@ -263,24 +205,6 @@ def test_a_mixture_of_generators_is_one_task():
         assert task.reward(said(example["answer"]), example).solved
 
 
-def test_the_library_is_named_where_it_is_missing(monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    library.cache_clear()
-    try:
-        with pytest.raises(UserError, match=r"reasoning_gym is not installed: make setup EXTRA=reasoning-gym, or pip"):
-            load_task(LEGS)
-    finally:
-        library.cache_clear()
-
-
-def test_its_options_are_flags_under_its_name():
-    config, options = parsed(["--task", LEGS, "--reasoning-gym-leg-counting.size", "30"])
-    assert options[LEGS] == ReasoningGymOptions(size=30) and config.what == "reasoning_gym-leg_counting-grpo"
-    pickle.dumps(load_task(LEGS, options).reward)  # it goes to the workers
-
-
 def test_training_needs_a_model_and_no_local_data(tmp_path):
     places = ["--runs-dir", str(tmp_path), "--checkpoints-dir", str(tmp_path)]
     with pytest.raises(UserError, match="the embedded base model cannot play 'reasoning_gym/leg_counting'"):
@@ -290,19 +214,8 @@ def test_training_needs_a_model_and_no_local_data(tmp_path):
 
 
 @pytest.mark.slow
-def test_completions_of_others_are_scored(tmp_path):
-    example = problems(load())[0]
-    rows = [{"completion": said(example["answer"]), **example.fields}, {"completion": said("1"), "answer": "2"}]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--task", LEGS, "--completions", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    assert main(["evaluate", *flags, "--reward-deadline-s", "600", "--reward-workers", "1"]) == 0
-    right, lacking = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
-    assert right["solved"] and lacking["error"] == "the row lacks 'question', which the reward reads"
-
-
-@pytest.mark.slow
 def test_every_generator_is_a_task_whose_own_answers_are_solved_or_is_refused():
-    """Five take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
+    """Five take seconds for a problem."""
     slow = {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"}
     names, refused = sorted({*library().factory.DATASETS} - slow), set()
     for name in names:
@@ -319,7 +232,7 @@ def test_every_generator_is_a_task_whose_own_answers_are_solved_or_is_refused():
 
 
 GUESSES = {
-    "puzzle24": "another problem's answer",
+    "puzzle24": r"('1\*2\*3\*4'|another problem's answer)",
     "propositional_logic": "a line of the prompt",
     "number_sorting": "the answer plus 0.9",
     "gsm_symbolic": "the negative answer",
@@ -333,24 +246,6 @@ def test_a_generator_whose_verifier_pays_guesses_is_refused(name, guess):
     with pytest.raises(UserError, match=f"the verifier of reasoning_gym/{name} scores {guess} 1 in") as refused:
         load_task(f"reasoning_gym/{name}")
     assert "\n" not in str(refused.value)
-
-
-def test_guesses_are_wrong_answers_of_each_kind():
-    entry, other = {"question": "Sum:\n1. 2 + 3", "answer": "5"}, {"answer": "7"}
-    made = dict(reversed(list(reasoning_gym.guesses(entry, other))))
-    assert made["another problem's answer"] == "7" and made["the answer plus 0.9"] == "5.9"
-    assert (made["the answer plus 1"], made["the negative answer"]) == ("6", "-5")
-    assert {text for kind, text in reasoning_gym.guesses(entry, other) if kind.startswith("a line")} >= {
-        "2 + 3",
-        "Sum:",
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "own", "same"), [("5.0", "5", True), ("Yes ", "yes", True), ("6", "5", False), ("", "5", False)]
-)
-def test_a_guess_that_is_the_problems_own_answer_does_not_count(text, own, same):
-    assert reasoning_gym._is_own(text, own) == same
 
 
 def test_problems_whose_own_answer_is_not_scored_1_are_left_out_counted_and_named(monkeypatch, request):
@@ -374,13 +269,3 @@ def test_problems_whose_own_answer_is_not_scored_1_are_left_out_counted_and_name
     monkeypatch.setattr(reasoning_gym, "_score", lambda *_: 0.0)
     with pytest.raises(UserError, match=r"12 of 12 problems left out.*choose another generator"):
         reasoning_gym._problems("leg_counting", chosen)
-
-
-@pytest.mark.slow
-def test_integrals_that_the_library_did_not_solve_are_left_out():
-    chosen = reasoning_gym.ReasoningGymOptions(size=12, seed=7)
-    made = reasoning_gym._dataset("intermediate_integration", "", 12, 7)
-    unsolved = {made[n]["question"] for n in range(12) if "Integral(" in made[n]["answer"]}
-    dataset = reasoning_gym._problems("intermediate_integration", chosen)
-    kept = {example["question"] for example in (*dataset.train, *dataset.held_out)}
-    assert unsolved and kept == {made[n]["question"] for n in range(12)} - unsolved

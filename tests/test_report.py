@@ -8,14 +8,14 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from minrl.__main__ import main
 from minrl.report import charts
 from minrl.report.charts import Chart, svg
-from minrl.report.page import over_seeds, settings, table
+from minrl.report.page import markdown_table, over_seeds, results, settings
+from minrl.report.report import _default_folder
 from minrl.report.runs import T975, differences, groups_of, mean, read_run, smoothed, student
 from minrl.types import UserError
 from minrl.utils.files import LOCK, append_jsonl, lock
@@ -60,9 +60,6 @@ def report(capsys, *arguments):
     return path.read_text(), path.parent, "".join(remarks)
 
 
-SVG = "{http://www.w3.org/2000/svg}"
-
-
 def test_options_of_what_is_evaluated_beside_the_task_are_compared(make_run):
     runs = []
     for name, disks in (("a", 3), ("b", 4)):
@@ -73,37 +70,15 @@ def test_options_of_what_is_evaluated_beside_the_task_are_compared(make_run):
     assert differences(runs) == {"hanoi.max_disks": [3, 4]}  # and nothing of tasks that the run has nothing to do with
 
 
-def test_a_task_may_have_a_slash_in_its_name(make_run):
-    folder = make_run("family")
-    path = folder / "metrics.jsonl"
-    path.write_text(path.read_text().replace("eval/sevens/", "eval/reasoning_gym/leg_counting/"))
-    (folder / "summary.json").write_text('{"task": "reasoning_gym/leg_counting"}')
-    run = read_run(folder)
-    assert run.tasks == ["reasoning_gym/leg_counting"]
-    assert [score.pass_at_1 for score in run.scores(run.tasks[0])] == pytest.approx([0.4, 0.5, 0.6])
-
-
 def test_runs_stand_side_by_side(make_run, capsys, tmp_path):
     first, second = make_run("a"), make_run("b", algorithm="rloo", learning_rate=1e-3)
     text, folder, said = report(capsys, first, second, "--output", tmp_path / "out")
     assert folder == tmp_path / "out" and said == ""
-    assert "| a | sevens | grpo | 0 | 4 | 40.0% (30.0 to 50.0) | 60.0% (50.0 to 70.0) | 60.0% to 60.0% |" in text
-    assert "| b | sevens | rloo | 0 | 4 |" in text
+    assert "| a | 40.0% (30.0 to 50.0) | 60.0% (50.0 to 70.0) | 60.0% to 60.0% | sevens | grpo | 0 | 4 |" in text
+    assert "| sevens | rloo | 0 | 4 |" in text
     assert '| `--algorithm` | `"grpo"` | `"rloo"` |' in text and "| `--learning-rate` | - | `0.001` |" in text
     assert "--runs-dir" not in text and "--seed" not in text.split("## Settings")[1].split("Made by")[0]
     assert "| ... rollout | 1.500 | 1.500 |" in text and "| peak memory, GiB | 2.00 | 2.00 |" in text
-    pictures = re.findall(r"\]\((.*?)\)", text)
-    assert pictures == ["curves.svg", "bars-1.svg", "bars-2.svg"]
-    for name in pictures:
-        drawn = ElementTree.parse(folder / name).getroot()
-        assert drawn.tag == f"{SVG}svg" and "prefers-color-scheme: dark" in drawn.find(f"{SVG}style").text
-
-
-def test_a_run_is_found_by_its_name_and_reported_in_its_folder(make_run, capsys, tmp_path):
-    folder = make_run("a", not_default={"seed": 3})
-    text, written, _ = report(capsys, "a", "--runs-dir", tmp_path / "runs")
-    assert written == folder / "report"
-    assert text.startswith("# a\n") and "| `--seed` | `3` |" in text
 
 
 def without_step_0(folder):
@@ -112,49 +87,40 @@ def without_step_0(folder):
 
 
 @pytest.mark.parametrize(
-    ("steps", "change", "row"),
+    ("steps", "change", "scores"),
     [
-        (4, None, "sevens | grpo | 0 | 4 | 40.0% (30.0 to 50.0) | 60.0% (50.0 to 70.0) | 60.0% to 60.0%"),
-        (3, None, "sevens | grpo | 0 | 3 | 40.0% (30.0 to 50.0) | 50.0% (40.0 to 60.0) at step 2 | 60.0% to 60.0%"),
-        (1, None, "sevens | grpo | 0 | 1 | 40.0% (30.0 to 50.0) | - | 60.0% to -"),
-        (0, None, "sevens | grpo | 0 | 0 | 40.0% (30.0 to 50.0) | - | 60.0% to -"),
-        (4, without_step_0, "sevens | grpo | 0 | 4 | - | 60.0% (50.0 to 70.0) | - to 60.0%"),
-        (1, without_step_0, "- | grpo | 0 | 1 | - | - | - to -"),
+        (4, None, ["40.0% (30.0 to 50.0)", "60.0% (50.0 to 70.0)", "60.0% to 60.0%"]),
+        (3, None, ["40.0% (30.0 to 50.0)", "50.0% (40.0 to 60.0) at step 2", "60.0% to 60.0%"]),
+        (0, None, ["40.0% (30.0 to 50.0)", "-", "60.0% to -"]),
+        (4, without_step_0, ["-", "60.0% (50.0 to 70.0)", "- to 60.0%"]),
+        (1, without_step_0, ["-", "-", "- to -"]),
     ],
 )
-def test_a_run_is_shown_as_far_as_it_came(make_run, capsys, steps, change, row):
+def test_a_run_is_shown_as_far_as_it_came(make_run, steps, change, scores):
     folder = make_run("a", steps, finished=False)
     if change:
         change(folder)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "reward/me')  # a kill cut the line off
-    text, written, said = report(capsys, folder)
-    assert f"| a | {row} |" in text
-    remark = f"a has no summary.json: it is still going on, or was stopped, after step {steps}"
-    assert f"- {remark}" in text and said == f"{remark}\n"
-    has_curve = not row.startswith("-")  # a held-out score, or two steps
-    assert (written / "curves.svg").exists() == ("curves.svg" in text) == has_curve
+    run = read_run(folder)
+    assert results([run])[1] == [["a", *scores, "-" if scores[0] == scores[1] else "sevens", "grpo", "0", str(steps)]]
+    assert run.unfinished == f"a has no summary.json: it is still going on, or was stopped, after step {steps}"
+    assert charts.curves(groups_of([run]), "step", 0.6) or scores[0] == scores[1]  # nothing has a curve after a step
 
 
-@pytest.mark.slow
 def test_each_comparison_has_a_folder_of_its_own(make_run, capsys, tmp_path):
-    for name in ("a", "b", "c", "d" * 100, "e" * 100, "f" * 100):
-        make_run(name, steps=1)
-    where = ["--runs-dir", tmp_path / "runs"]
     compared = [("a", "b"), ("a", "c"), ("b", "a"), ("d" * 100, "e" * 100), ("d" * 100, "f" * 100)]
-    folders = [report(capsys, *names, *where)[1] for names in compared]
-    assert len(set(folders)) == len(compared)
-    assert folders[0] == tmp_path / "runs" / "report" / "a+b"
-    assert report(capsys, "a", "b", *where)[1] == folders[0]
-
-
-def test_all_folders_of_runs_may_be_named_also_after_a_report_of_several(make_run, capsys, tmp_path):
-    folders = [make_run("a"), make_run("b", seed=1)]
+    names = dict.fromkeys(name for pair in compared for name in pair)
+    runs = {name: read_run(make_run(name, steps=1, finished=False)) for name in names}
+    folders = [_default_folder([runs[one], runs[two]], one, "runs") for one, two in compared]
+    assert len(set(folders)) == len(compared) and folders[0] == Path("runs/report/a+b")
     where = ["--runs-dir", tmp_path / "runs"]
-    report(capsys, *folders, *where)
-    assert (tmp_path / "runs/report/a+b/report.html").exists()
-    text, _, _ = report(capsys, *sorted((tmp_path / "runs").glob("*")), *where)
-    assert text.startswith("# a and others, 2 seeds\n")
+    text, folder, said = report(capsys, "a", *where)
+    assert folder == tmp_path / "runs/a/report" and text.startswith("# a\n")
+    assert said == f"{runs['a'].unfinished}\n" and f"- {runs['a'].unfinished}" in text
+    report(capsys, "a", "b", *where)
+    everything = sorted(path for path in (tmp_path / "runs").glob("*") if len(path.name) < 99)  # that report's too
+    assert report(capsys, *everything, *where)[1] == tmp_path / "runs/report/a+b+c"
 
 
 def broken(name, text):
@@ -166,21 +132,40 @@ def broken(name, text):
     return change
 
 
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def a_dead_link(folder):
+    shutil.rmtree(folder)
+    folder.symlink_to("/nowhere")
+
+
+DAMAGED = "config.json is damaged or not a run's"
+
+
 @pytest.mark.parametrize(
-    ("breaking", "message"),
+    ("breaking", "message", "listed_as"),
     [
-        (broken("config.json", b"{"), r"config.json is damaged or not a run's"),
-        (broken("config.json", b"{}"), r"config.json is damaged or not a run's"),
-        (broken("metrics.jsonl", b'{"step": 0'), r"run .*a has no step yet"),
-        (broken("metrics.jsonl", b'{"step": 1, "rew\n{"step": 2}\n'), r"metrics.jsonl is damaged: a line is not JSON"),
+        (broken("config.json", b"{}"), DAMAGED, "not a run: "),
+        (broken("config.json", b"\xff\xfe"), DAMAGED, "not a run: "),
+        (broken("metrics.jsonl", b'{"a": 1}\n'), "line 1 is not that of a step", "not a run: "),
+        (broken("metrics.jsonl", b'{"step": 0'), "run .*a has no step yet", None),
+        (broken("metrics.jsonl", b'{"step": 1, "rew\n{"step": 2}\n'), "is damaged: a line is not JSON", None),
+        (emptied, "no run .*a: neither", "not a run: "),
+        (a_dead_link, "no run .*a: neither", "not a run: "),
     ],
 )
-def test_what_is_broken_is_said_in_one_line(make_run, breaking, message):
-    folder = make_run("a")
-    breaking(folder)
+def test_what_is_broken_is_said_in_one_line(make_run, capsys, tmp_path, breaking, message, listed_as):
+    make_run("good")
+    breaking(folder := make_run("a"))
+    broken("config.json", b'{"minrl_run": "a", "config": {"tasks": 5, "task": [], "note": {}}}')(make_run("odd"))
     with pytest.raises(UserError, match=message) as error:
         main(["report", str(folder)])
     assert "\n" not in str(error.value)
+    said = listed(capsys, tmp_path / "runs").splitlines()
+    assert any(line.startswith(f"a: {listed_as}" if listed_as else "a") for line in said) and "good" in said
 
 
 @pytest.mark.parametrize(
@@ -272,23 +257,9 @@ def test_the_page_is_one_file_with_every_curve_over_steps_tokens_and_seconds(mak
     assert read_run(folder).positions("tokens") == {1.0: 100.0, 2.0: 200.0}
 
 
-def test_the_lengths_of_solved_and_unsolved_completions_are_curves_of_their_own(make_run, capsys):
-    folder = make_run("a")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines[1:]:
-        line |= {"rollout/completion_tokens_unsolved_mean": 50.0, "reward/part/length": -0.25}
-        line |= {"rollout/completion_tokens_solved_mean": 30.0} if line["step"] != 2 else {}  # nothing was solved
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    _, written, _ = report(capsys, folder, "--smoothing", "0")
-    drawn = Page((written / "report.html").read_text()).charts["step"]
-    lengths = ["tokens of a solved completion", "tokens of an unsolved completion", "length's part of the reward"]
-    assert [text for text in drawn if text in lengths] == lengths
-    assert read_run(folder).curve("rollout/completion_tokens_solved_mean") == ([1.0, 3.0, 4.0], [30.0] * 3)
-
-
 def test_an_axis_on_which_nothing_is_known_is_left_out(make_run, capsys):
     _, written, _ = report(capsys, make_run("a"))  # it has seconds, and no tokens
-    assert Page((written / "report.html").read_text()).charts.keys() == {"step", "seconds", ""}
+    assert Page((written / "report.html").read_text()).charts.keys() == {"step", "seconds"}
 
 
 def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interval(make_run, capsys):
@@ -309,7 +280,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interva
     assert rows[0] == ["x, 2 seeds", "sevens", "40.0% (40.0 to 40.0)", "61.0% (48.3 to 73.7)"]
     assert rows[1] == ["y-seed0", "sevens", "40.0% (one seed)", "60.0% (one seed)"]
     text, written, _ = report(capsys, *runs[:2])
-    assert text.startswith("# x, 2 seeds\n") and table(*over_seeds(groups[:1])) in text
+    assert text.startswith("# x, 2 seeds\n") and markdown_table(*over_seeds(groups[:1])) in text
     source = (written / "report.html").read_text()
     assert "Over seeds" in source and 'id="band"' not in source  # that of two seeds would hide everything
     _, written, _ = report(capsys, *runs[:2], make_run("x-seed2", seed=2))
@@ -338,16 +309,14 @@ def test_students_interval_is_that_of_the_tables():
     assert three.high - three.value == pytest.approx(4.3027 / 3**0.5)
 
 
-@pytest.mark.parametrize(
-    "values", [[], [0.0], [5.0], [-1.0, -1.0], [1e-9, 1e9], [2e-7, 4e-6], [0.0, 0.0, 1e-300], [3.0, 3.0000001]]
-)
+@pytest.mark.parametrize("values", [[], [0.0], [-1.0, -1.0], [1e-9, 1e9], [0.0, 0.0, 1e-300], [3.0, 3.0000001]])
 @pytest.mark.parametrize("scale", ["linear", "share", "log"])
 def test_a_chart_takes_any_values(values, scale):
     def draw(axes):
         axes.plot(range(len(values)), values)
         charts._finish(axes, "step", scale)
 
-    text = svg([Chart("t", draw)])
+    text = svg(Chart("t", draw))
     assert "nan" not in text.lower() and "mathdefault" not in text  # which STYLE does not typeset
 
 
@@ -355,15 +324,10 @@ def test_a_chart_is_drawn_in_the_colours_of_the_style_sheet_and_its_text_is_text
     def draw(axes):
         charts.curve(axes, [0.0, 1.0], [0.1, 0.5], ([0.0, 0.4], [0.2, 0.6]))
 
-    text = svg([Chart("<b>&", draw)])
+    text = svg(Chart("<b>&", draw))
     assert "&lt;b&gt;&amp;" in text and "var(--c0)" in text and "var(--ink)" in text and "var(--faint)" in text
     assert not re.search(f"{charts.INK}|{charts.FAINT}|{charts.PALETTE[0]}", text, re.IGNORECASE)
-    assert text == svg([Chart("<b>&", draw)])  # the same each time
-
-
-def test_a_grid_draws_its_charts_and_no_empty_axes():
-    four = svg([Chart(str(number), lambda axes: axes.plot([0, 1])) for number in range(4)], columns=3)
-    assert len(re.findall(r'id="matplotlib\.axis_\d+"', four)) == 2 * 4
+    assert text == svg(Chart("<b>&", draw))  # the same each time
 
 
 def test_the_settings_of_a_single_run_are_those_that_are_not_at_their_defaults(make_run):
@@ -407,30 +371,6 @@ def test_without_a_name_all_runs_are_listed_the_last_written_at_the_end(make_run
     assert "b-now\n  stopped, step 2" in listed(capsys, runs)  # its process is gone
 
 
-def emptied(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def a_dead_link(folder):
-    shutil.rmtree(folder)
-    folder.symlink_to("/nowhere")
-
-
-ODD = b'{"minrl_run": "a", "config": {"tasks": 5, "task": [], "note": {}}}'
-BREAKING = [broken("config.json", text) for text in (b"{", b"{}", b"\xff\xfe", b"[]", b'{"config": {}}')]
-BREAKING += [broken("metrics.jsonl", b"1\n2\n"), broken("metrics.jsonl", b'{"a": 1}\n'), emptied, a_dead_link]
-
-
-@pytest.mark.parametrize("breaking", BREAKING)
-def test_a_folder_that_is_no_run_is_a_line_of_the_list(make_run, capsys, tmp_path, breaking):
-    make_run("good")
-    breaking(make_run("bad"))
-    broken("config.json", ODD)(make_run("odd"))  # shown or refused
-    said = listed(capsys, tmp_path / "runs").splitlines()
-    assert said[0].startswith("bad: not a run: ") and "good" in said
-
-
 def test_a_run_that_has_a_name_and_no_config_yet_is_being_prepared(capsys, tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
@@ -471,4 +411,4 @@ def test_the_list_of_runs_imports_neither_torch_nor_matplotlib():
 
 
 def test_a_cell_cannot_break_its_table():
-    assert table(["a"], [["x|y\nz"]]).splitlines()[-1] == "| x\\|y z |"
+    assert markdown_table(["a"], [["x|y\nz"]]).splitlines()[-1] == "| x\\|y z |"

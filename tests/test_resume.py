@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -13,20 +12,15 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from minrl import sampling, train, update
+from minrl import train
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
-from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
 from minrl.run.folder import RunFolder
 from minrl.run.run import open_run
-from minrl.run.setup import Parts
 from minrl.tracking import session as logger
-from minrl.tracking.timers import TIMERS
-from minrl.tracking.writers import RunFiles
 from minrl.types import UserError
 from minrl.utils.cli import parse
-from tests import say_sevens
 from tests.forked import Forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
@@ -102,11 +96,6 @@ def test_the_steps_of_the_run_change_the_weights(uninterrupted):
     assert sum(json.loads(line)["policy/optimizer_steps"] for line in lines[1:]) >= 4
 
 
-def test_another_seed_ends_elsewhere(folder, uninterrupted):
-    assert main(["train", *FLAGS, *folders(folder), "--seed", "1"]) == 0
-    assert summary(folder)["weights_sha256"] != uninterrupted[1]["weights_sha256"]
-
-
 def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted, capsys):
     assert main(["train", *FLAGS, *folders(folder), "--steps", "4"]) == 0
     last = newest_complete(folder / f"checkpoints/{NAME}")
@@ -159,33 +148,9 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, flags, message):
         main(["train", *flags, "--runs-dir", str(tmp_path / "runs")])
 
 
-def test_the_chat_command_that_a_run_prints_answers_a_prompt_of_its_task(uninterrupted, tmp_path):
-    run = uninterrupted[0] / f"runs/{NAME}"
-    (printed,) = (line for line in (run / "log.txt").read_text().splitlines() if line.strip().startswith("chat: "))
-    _, *words = shlex.split(printed.strip().removeprefix("chat: "))
-    prompt = json.loads((run / "config.json").read_text())["prompt"]
-    assert prompt.startswith("numbers ")
-    chat = Forked(
-        [sys.executable, *words, "--device", "cpu", "--threads", "1"],
-        cwd=tmp_path,  # anywhere
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    answers, problems = chat.communicate(f"{prompt}\n{prompt}\n", timeout=300)
-    assert chat.returncode == 0 and "error" not in problems
-    assert len(answers.splitlines()) == 2  # sampled with a seed of its own: either may be empty
-
-
 def opened(whole, *flags):
     command = parse(TrainerConfig, ["--resume", "latest", "--runs-dir", str(whole / "runs"), *flags])
     return open_run(command.config, command.options, command.given)
-
-
-def test_a_resume_takes_settings_that_the_run_has(uninterrupted):
-    flags = [*FLAGS, "--seed", "0", "--no-batch-invariant", "--eval-first", f"--task={say_sevens.TASK}"]
-    assert opened(uninterrupted[0], *flags).settings == opened(uninterrupted[0]).settings
 
 
 @pytest.mark.parametrize(
@@ -246,33 +211,6 @@ def test_the_phases_add_up_to_the_step(uninterrupted):
     } - {"step"}
 
 
-def test_what_takes_long_belongs_to_a_phase(folder, monkeypatch):
-    """Counted in calls: the clock goes on by one where work is done, and stands still elsewhere."""
-    calls = []
-
-    def ticking(owner, name):
-        usual = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, **kwargs: calls.append(name) or usual(*args, **kwargs))
-
-    work = [(sampling, "rollout"), (update, "optimizer_step"), (logger, "save_checkpoint")]
-    for owner, name in [*work, (Parts, "evaluate"), (torch_engine, "hold_whole"), (RunFiles, "metrics")]:
-        ticking(owner, name)
-    monkeypatch.setattr(TIMERS, "now", lambda: float(len(calls)))
-    assert main(["train", *FLAGS, *folders(folder), "--steps", "2", "--eval-every", "1", "--rollouts-every", "0"]) == 0
-    first, *steps = RunFolder(run_folder(folder)).metrics
-    assert first["time/eval_s"] == first["time/step_s"] == 1
-    for line in steps:
-        assert line.get("time/other_s", 0) == 0
-        phases = [line[f"time/{phase}_s"] for phase in ("update", "sync", "eval", "log")]
-        assert phases == [1, 1, 1, 1]  # the log is that of the step before
-        assert line["time/rollout_s"] + line["time/reward_s"] == 1
-
-
-def test_the_log_file_has_what_was_said_before_there_was_a_folder(uninterrupted):
-    text = (run_folder(uninterrupted[0]) / "log.txt").read_text()
-    assert text.index("preflight: ") < text.index("held-out pass@1") < text.index("6 steps in")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", KILL_WHEN)
 def test_a_killed_run_continues_to_the_same_weights(tmp_path, uninterrupted, moment):
@@ -315,33 +253,6 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, uninterrupted):
     assert not (run_folder(tmp_path) / "summary.json").exists()
     assert start(tmp_path, "--resume", str(run_folder(tmp_path)), *folders(tmp_path)).wait(timeout=600) == 0
     assert_as_never_stopped(tmp_path, uninterrupted[1])
-
-
-@pytest.mark.slow
-def test_ctrl_c_before_the_first_step_ends_without_a_traceback(tmp_path):
-    process = start(tmp_path, *FLAGS, *folders(tmp_path))
-    status = signal_when(process, lambda: list((tmp_path / "checkpoints").glob("base-*")), signal.SIGINT)
-    assert status == 130
-    assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
-
-
-@pytest.mark.slow
-def test_two_processes_roll_out_the_same_and_save_once(tmp_path, uninterrupted):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(ROOT / "train.py")]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run([*launch, *FLAGS, *folders(tmp_path)], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert steps_written(tmp_path) == STEPS
-    assert summary(tmp_path)["eval_before"] == uninterrupted[1]["eval_before"]
-    # The first step samples from the same weights with the same seeds, half of its groups in each process.
-    first, alone = (RunFolder(run_folder(place)).metrics[1] for place in (tmp_path, uninterrupted[0]))
-    for tag in ("reward/mean", "rollout/completion_tokens_mean", "policy/grad_norm", "policy/optimizer_steps"):
-        assert first[tag] == pytest.approx(alone[tag], rel=1e-4)
-    # And it can go on.
-    flags = ["--resume", "latest", "--steps", "8", *folders(tmp_path)]
-    ended = subprocess.run([*launch, *flags], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert steps_written(tmp_path) == [*STEPS, 7, 8]
 
 
 @pytest.mark.slow

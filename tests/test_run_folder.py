@@ -4,8 +4,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,12 +15,10 @@ from minrl.run.checkpoint import save_policy
 from minrl.run.folder import OWNER, RunFolder
 from minrl.run.run import open_run, owned
 from minrl.types import UserError
-from minrl.utils.cli import parse, run_main
+from minrl.utils.cli import parse
 from minrl.utils.files import LOCK
 from tests.conftest import SMALL_RUN
-from tests.disks import files_up_to
-from tests.killing import killed_at, signalled_at
-from tests.say_sevens import SIZES
+from tests.killing import killed_at
 
 FORK = multiprocessing.get_context("fork")
 NAME = "run"
@@ -153,39 +149,11 @@ def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
         pass
 
 
-def test_folders_that_cannot_be_made_or_locked_are_refused_and_none_is_left(tmp_path, processes):
-    with files_up_to(0), pytest.raises(UserError, match="cannot lock"), owned(new_run(tmp_path), processes):
-        pass
-    assert names_in(tmp_path / "runs") == []
-    (tmp_path / "file").touch()
-    expected = "--runs-dir and --checkpoints-dir"
-    with pytest.raises(UserError, match=expected), owned(new_run(tmp_path / "file"), processes):
-        pass
-
-
 def test_a_run_that_ends_before_its_first_step_leaves_nothing(place):
     with pytest.raises(UserError, match="nobody to play"):
         start("--opponent", "model")
     assert start("--preflight-only", "--preflight") == 0
     assert names_in("runs") == names_in("checkpoints") == []
-
-
-def test_a_run_that_is_stopped_in_its_preflight_leaves_what_was_there(place, capsys, monkeypatch):
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back when the test is over
-
-    def stopped(run, *flags):
-        with signalled_at(train, "preflight", 1, signal.SIGINT), pytest.raises(SystemExit) as ended:
-            run_main(lambda arguments: run(*flags))
-        assert ended.value.code == 130
-
-    stopped(start, "--preflight")
-    assert names_in("runs") == names_in("checkpoints") == []
-    with killed_at(train, "update_policy", 1):
-        start("--preflight")
-    before = files_of(".")
-    stopped(resume)  # before its first checkpoint a run is looked at again
-    assert files_of(".") == before
 
 
 # A run that is going on is not resumed.
@@ -271,27 +239,6 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(place, f
     assert steps_of() == [0, 1, 2, 3] and weights_of() == weights_of(finished / "runs" / NAME)
 
 
-def test_the_newest_whole_checkpoint_may_be_named(run):
-    expected = weights_of()
-    Path(f"checkpoints/{NAME}/step_000003/trainer.json").unlink()
-    assert resume(f"checkpoints/{NAME}/step_000002") == 0
-    assert names_in("runs") == [NAME] and steps_of() == [0, 1, 2, 3] and weights_of() == expected
-
-
-def test_the_summary_of_an_earlier_end_goes_when_the_run_resumes_also_among_damaged_lines(run):
-    with Path(f"runs/{NAME}/metrics.jsonl").open("ab") as file:  # as a power failure leaves them
-        file.write(bytes(5) + b"\n\xff\n")
-    Path("runs/old").mkdir()
-    Path("runs/old/config.json").write_text('{\n "minrl_run": "old",\n')
-    Path(f"checkpoints/{NAME}/{OWNER}").write_text('{"a": 1}')
-    with killed_at(train, "update_policy", 1):
-        resume("latest", "--steps", "4")
-    assert not Path(f"runs/{NAME}/summary.json").exists()
-    shutil.rmtree("model")  # which is not needed any more
-    assert resume() == 0 and read(f"runs/{NAME}/summary.json")["steps"] == 4
-    assert steps_of() == [0, 1, 2, 3, 4]
-
-
 # It is found from anywhere.
 
 
@@ -307,26 +254,6 @@ def test_a_run_is_found_from_another_folder_and_where_it_was_moved_with_its_chec
     assert found("latest").checkpoint == found(NAME).checkpoint == kept / "step_000003"
 
 
-def test_where_checkpoints_were_moved_to_is_known_from_the_next_resume_on(run, found, monkeypatch):
-    shutil.move("checkpoints", "moved")
-    (run / "other").mkdir()
-    monkeypatch.chdir(run / "other")
-    assert resume(run / "runs" / NAME, "--steps", "4", "--checkpoints-dir", "../moved") == 0
-    monkeypatch.chdir(run)
-    assert names_in("other") == [] and steps_of() == [0, 1, 2, 3, 4]
-    assert found("latest").checkpoint == run / "moved" / NAME / "step_000004"
-
-
-def test_a_copy_of_a_run_resumes_in_its_own_checkpoints(run):
-    before = files_of(".")
-    for name in ("runs", "checkpoints"):
-        shutil.copytree(name, f"copy/{name}")
-    flags = ("--runs-dir", "copy/runs", "--checkpoints-dir", "copy/checkpoints")
-    assert resume("latest", "--steps", "4", *flags) == 0
-    found = files_of(".")
-    assert all(found[path] == content for path, content in before.items())
-
-
 def test_the_latest_run_is_the_one_that_wrote_last_not_the_one_that_was_read_last(run, found):
     shutil.copytree(f"runs/{NAME}", "runs/older")
     for path in Path("runs/older").iterdir():
@@ -336,37 +263,6 @@ def test_the_latest_run_is_the_one_that_wrote_last_not_the_one_that_was_read_las
 
 
 # What is stored holds, and what has changed is reported.
-
-
-def test_paths_are_stored_for_any_working_directory(run):
-    config = read(f"runs/{NAME}/config.json")["config"]
-    expected = {"runs_dir": "runs", "checkpoints_dir": "checkpoints", "model_id": "model"}
-    expected["judge_cache"] = "checkpoints/judge_cache.sqlite"
-    assert {name: config[name] for name in expected} == {name: str(run / path) for name, path in expected.items()}
-    assert config["opponent"] == config["data_path"] == ""
-
-
-def test_stored_flags_hold_when_a_run_resumes(place, monkeypatch):
-    with killed_at(train, "update_policy", 1):
-        start("--steps", "1", "--no-eval-first")
-    monkeypatch.setattr(train, "preflight", None)  # --no-preflight is among the flags of `start`
-    assert resume() == 0
-    assert steps_of() == [1]
-
-
-def test_code_and_packages_that_changed_are_reported_at_every_resume(run, capfd):
-    assert resume() == 0
-    assert "changed since" not in capfd.readouterr().err
-    path = Path(f"runs/{NAME}/config.json")
-    record = read(path)
-    record |= {"sources": "0" * 64, "commit": "a" * 40, "packages": record["packages"] | {"torch": "1.0"}}
-    path.write_text(json.dumps(record, indent=1))
-    for _ in range(2):  # the start is what is compared with
-        assert resume() == 0
-        said = " ".join(capfd.readouterr().err.split())
-        assert "MinRL's code (commit aaaaaaaaaaaa); torch 1.0 (now " in said
-    record = read(path)
-    assert record["commit"] == "a" * 40 and len(record["resumed"]) == 3
 
 
 def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy):
@@ -381,18 +277,3 @@ def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy):
     assert files_of("runs") == before
     save_policy(make_policy(0), place / "model")
     assert resume("latest", "--steps", "2") == 0
-
-
-def test_a_task_file_that_changed_is_reported_and_makes_no_other_reference(place, monkeypatch, capfd):
-    path = place / "said.py"
-    path.write_text(Path(__file__).with_name("say_sevens.py").read_text().replace("\nsevens =", "\nown ="))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    flags = ["--task", f"{path}:own", "--model-id", "", "--kl-coef", "0.01", *SIZES]
-    assert start(*flags, "--steps", "1") == 0
-    path.write_text(path.read_text() + "# edited\n")
-    assert resume("latest", "--steps", "2") == 0
-    assert f"the file {path}" in capfd.readouterr().err
-    (made,) = Path("checkpoints").glob("base-*")
-    (run,) = Path("runs").iterdir()
-    assert read(run / "config.json")["models"]["start model"]["path"] == str(made.resolve())
-    del sys.modules["said"]

@@ -51,7 +51,7 @@ pub fn f(a: Vec<Vec<i32>>) -> i32 {
 def test_branches_are_counted_by_hand():
     counts = count(BADLY)
     # 1 + two for + if + && + || + two further arms + inner if + if + else if
-    assert counts.complexity == 1 + 2 + 1 + 2 + 2 + 1 + 2
+    assert max(counts.complexities) == 1 + 2 + 1 + 2 + 2 + 1 + 2
     assert counts.nesting == 5  # for, for, if, match, if; the `else if` lies beside its `if`
     assert (counts.loops, counts.adapters, counts.closures) == (2, 0, 0)
     assert counts.panics == 4  # unwrap, expect, panic!, todo!
@@ -115,13 +115,9 @@ def test_complexity_and_nesting_fall_to_zero():
     assert scores("fn f(x: i32) { " + "if x > 0 {} " * 9 + "}")["complexity"] == 1.0
 
 
-def test_a_chain_of_else_if_is_no_deeper_than_its_first_if():
-    assert count("fn f() { if a {} else if b {} else if c {} }").nesting == 1
-
-
 def test_the_tokens_of_a_macro_count_as_what_they_would_be():
     counts = count("fn f() { m![if a && b { c.unwrap() } else { loop {} unsafe {} }] }")
-    assert (counts.complexity, counts.panics, counts.loops, counts.unsafe) == (1 + 3, 1, 1, 1)  # if, &&, loop
+    assert (max(counts.complexities), counts.panics, counts.loops, counts.unsafe) == (1 + 3, 1, 1, 1)  # if, &&, loop
 
 
 def test_weights_choose_what_counts():
@@ -129,7 +125,5 @@ def test_weights_choose_what_counts():
     only = {f"{name}_weight": 0.0 for name in found}
     assert quality(found, QualityWeights(**{**only, "docs_weight": 1.0})) == 1.0
     assert quality(found, QualityWeights(**{**only, "docs_weight": 1.0, "unsafe_weight": 3.0})) == 0.25
-    with pytest.raises(UserError, match="not all 0"):
+    with pytest.raises(UserError, match="not all be 0"):
         QualityWeights(**only)
-    with pytest.raises(UserError, match="at least 0"):
-        QualityWeights(docs_weight=-1.0)

@@ -2,18 +2,17 @@
 
 import json
 import pickle
-import time
 from pathlib import Path
 
 import pytest
 
-from minrl.rewards.workers import Workers
+from minrl.rewards.worker import Failure, call
 from minrl.sandbox import Outcome, SandboxError
 from minrl.tasks import load_task, rust, rust_build
 from minrl.tasks.rust import REASONS, RustOptions, RustReward, extract_code, main_assertions, read_row, refusal
 from minrl.tasks.rust_build import BuildLimits, Cargo, Package, constant_passes, draw, find_tests, opposite, other_value
 from minrl.tasks.rust_quality import parse, text
-from minrl.types import Example, UserError
+from minrl.types import Example, Job, UserError
 from minrl.utils.text import json_text
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
@@ -30,36 +29,14 @@ ROW = {
     "cargo_toml": '[package]\nname = "even_numbers"\nedition = "2024"\n[dependencies]\n',
     "tests": {
         "tests/even_numbers.rs": """use even_numbers::*;
-
-#[test]
-fn none() {
-    assert_eq!(evens(&[]), vec![]);
-}
-
-#[test]
-#[ignore]
-fn some() {
-    assert_eq!(evens(&[1, 2, 3, 4]), vec![2, 4]);
-}
-
+#[test] fn none() { assert_eq!(evens(&[]), vec![]); }
+#[test] #[ignore] fn some() { assert_eq!(evens(&[1, 2, 3, 4]), vec![2, 4]); }
 mod sums {
     use even_numbers::*;
-
-    #[test]
-    #[ignore]
-    fn of_some() {
-        assert_eq!(sum(&[1, 2, 4]), Ok(6));
-    }
-
-    #[test]
-    #[ignore]
-    fn of_none() {
-        assert!(sum(&[1]).is_err());
-    }
+    #[test] #[ignore] fn of_some() { assert_eq!(sum(&[1, 2, 4]), Ok(6)); }
+    #[test] #[ignore] fn of_none() { assert!(sum(&[1]).is_err()); }
 }
-
-#[test]
-fn with_a_module_inside() {
+#[test] fn with_a_module_inside() {
     mod inside {
         pub struct Counting;
         unsafe impl Sync for Counting {}
@@ -67,12 +44,7 @@ fn with_a_module_inside() {
     let _ = inside::Counting;
     assert_eq!(evens(&[6]), vec![6]);
 }
-
-#[test]
-#[cfg(feature = "extra")]
-fn not_compiled() {
-    assert!(false);
-}
+#[test] #[cfg(feature = "extra")] fn not_compiled() { assert!(false); }
 """
     },
     "example": {".meta/example.rs": "pub fn evens() {}"},
@@ -95,21 +67,9 @@ OWN_TESTS = """
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn finds() {
-        assert_eq!(evens(&[2, 3]), [2]);
-    }
-
-    #[test]
-    fn adds() {
-        assert_eq!(sum(&[2, 3, 4]), Ok(6));
-    }
-
-    #[test]
-    fn refuses() {
-        assert!(sum(&[3]).is_err());
-    }
+    #[test] fn finds() { assert_eq!(evens(&[2, 3]), [2]); }
+    #[test] fn adds() { assert_eq!(sum(&[2, 3, 4]), Ok(6)); }
+    #[test] fn refuses() { assert!(sum(&[3]).is_err()); }
 }
 """
 
@@ -162,14 +122,6 @@ def test_tests_that_pass_are_paid_beyond_those_that_constants_pass():
     assert paid.value == pytest.approx(0.05 + 0.75 * 2 / 3)  # no style
 
 
-@needs_cargo
-@pytest.mark.slow
-def test_own_tests_that_fail_are_paid_less():
-    paid = REWARD(fenced(SOLUTION + OWN_TESTS.replace("Ok(6)", "Ok(7)")), EXAMPLE)
-    assert paid.solved
-    assert paid.parts["own_tests"] == pytest.approx(2 / 3 * 2 / 3)  # two of three wanted, times two of three that pass
-
-
 VACUOUS_TESTS = """
 #[test] fn truth() { assert!(true); }
 #[test] fn arithmetic() { assert_eq!(1 + 1, 2); }
@@ -182,8 +134,10 @@ VACUOUS_TESTS = """
 
 @needs_cargo
 @pytest.mark.slow
-def test_own_tests_that_cannot_fail_are_not_paid():
-    assert Cargo(Package("x"), REWARD.options).own_tests(SOLUTION + VACUOUS_TESTS, "evens sum", 3) == 0.0
+def test_own_tests_are_paid_by_how_many_pass_and_could_fail():
+    paid = lambda tests: Cargo(Package("x"), REWARD.options).own_tests(SOLUTION + tests, "evens sum", 3)  # noqa: E731
+    assert paid(VACUOUS_TESTS) == 0.0
+    assert paid(OWN_TESTS.replace("Ok(6)", "Ok(7)")) == pytest.approx(2 / 3 * 2 / 3)  # two of three, twice
 
 
 REFUSED = {
@@ -365,26 +319,14 @@ def test_a_failed_build_counts_only_where_an_empty_package_builds(monkeypatch):
     monkeypatch.setattr(Cargo, "_in_sandbox", lambda *_: Outcome("error", 1, b"", ERROR, 0.1))
     with pytest.raises(UserError, match=r"does not run in the sandbox \(an empty package does not build\)"):
         Cargo(Package("x"), BuildLimits()).hidden_tests(SOLUTION, {}, "")
+    failed = call(Job(Cargo(Package("x"), BuildLimits()).hidden_tests, (SOLUTION, {}, "")))  # in a worker
+    assert isinstance(failed, Failure) and "does not run in the sandbox" in failed.reason  # unscorable and reported
 
 
-def test_every_part_ends_with_the_whole(monkeypatch):
-    given = []
-    monkeypatch.setattr(rust_build, "run", lambda *a, **_: given.append(a[2]) or Outcome("error", 1, b"", ERROR, 0.1))
-    monkeypatch.setattr(rust_build, "toolchain", lambda: Path("/rust/bin"))
-    cargo = Cargo(Package("x"), BuildLimits(seconds=50.0))
-    cargo._ends -= 30.0
-    cargo.lints(SOLUTION)
-    assert 19.0 < given[0].wall_s <= 20.0
-
-
-@needs_cargo
-@pytest.mark.slow
-def test_a_test_that_hangs_costs_its_time():
-    endless = SOLUTION.replace("let even", "while numbers.len() == 3 { std::thread::park(); } let even")
-    strict = RustReward(RustOptions(**{**SLOW_MACHINE, "test_seconds": 2.0}))
-    started = time.monotonic()
-    assert strict(fenced(endless), EXAMPLE).parts["tests"] < 1.0
-    assert time.monotonic() - started < 60.0
+def test_raw_strings_without_an_end_and_quotes_alone_are_not_parsed(monkeypatch):
+    monkeypatch.setattr(rust, "parse", lambda _: pytest.fail("it takes seconds"))
+    for opening in ('r#"', 'br##"', '"', '""', "b'\""):
+        assert refusal(opening * 10_000, "") == "syntax"
 
 
 @pytest.mark.slow
@@ -426,7 +368,7 @@ MULTIPLE = {
 @needs_cargo
 @pytest.mark.slow
 def test_a_function_and_a_main_of_assertions_make_a_problem():
-    example = read_row(MULTIPLE, allow_unsafe=False)
+    example = read_row(MULTIPLE)
     assert "pub fn half(n: isize) -> isize {" in example.prompt[1]["content"]
     assert "assert_eq" not in example.prompt[1]["content"]
     assert REWARD(fenced("pub fn half(n: isize) -> isize { n / 2 }"), example).solved
@@ -435,11 +377,11 @@ def test_a_function_and_a_main_of_assertions_make_a_problem():
 
 def test_a_prompt_and_a_list_show_the_first_assertion_and_test_the_others():
     row = {"prompt": "Write half.", "tests": ["assert_eq!(half(4), 2);", "assert_eq!(half(6), 3);"]}
-    example = read_row(row, allow_unsafe=False)
+    example = read_row(row)
     assert "half(4)" in example.prompt[1]["content"]
     (source,) = example["tests"].values()
     assert "half(4)" not in source and "half(6)" in source
-    assert example.id == read_row({**row, "difficulty": 3}, allow_unsafe=False).id
+    assert example.id == read_row({**row, "difficulty": 3}).id
     assert main_assertions(MULTIPLE["tests"])[1] == "let candidate = half; assert_eq!(candidate(7), 3);"
 
 
@@ -447,10 +389,8 @@ def test_rows_that_need_crates_or_unsafe_are_left_out():
     crates = {**ROW, "cargo_toml": ROW["cargo_toml"] + 'rand = "0.9"\n'}
     dev = {**ROW, "cargo_toml": ROW["cargo_toml"] + '[dev-dependencies]\npretty_assertions = "*"\n'}
     raw = {**ROW, "example": {".meta/example.rs": "fn f() { unsafe {} }"}}
-    left = [read_row(row, allow_unsafe=False) for row in (crates, dev, raw)]
-    assert left[:2] == ["even-numbers needs crates"] * 2 and "even-numbers is unsafe (--rust.unsafe-rows" in left[2]
-    given = [read_row(row, allow_unsafe=True)["given"] for row in (ROW, raw)]
-    assert [refusal("fn f() { unsafe {} }", one) for one in given] == ["word", ""]
+    left = [read_row(row) for row in (crates, dev, raw)]
+    assert left == ["even-numbers needs crates"] * 2 + ["the reference of even-numbers is unsafe"]
     with pytest.raises(UserError, match="cannot be scored: even-numbers needs crates"):
         RustReward(RustOptions())(fenced(""), Example("", "", crates))
 
@@ -479,12 +419,12 @@ def test_a_row_without_a_test_does_not_refuse_the_others(tmp_path, monkeypatch):
 )
 def test_a_row_that_cannot_be_tested_is_refused_in_one_line(row, said):
     with pytest.raises(UserError, match=said) as caught:
-        read_row(row, allow_unsafe=False)
+        read_row(row)
     assert "\n" not in str(caught.value)
 
 
 def test_the_prompt_shows_instructions_and_stub_and_no_test():
-    example = read_row(ROW, allow_unsafe=False)
+    example = read_row(ROW)
     system, user = example.prompt
     assert (system["role"], user["role"]) == ("system", "user")
     assert ROW["instructions"] in user["content"] and "pub fn sum(numbers: &[i32])" in user["content"]
@@ -500,7 +440,7 @@ def test_tests_are_found_in_modules_and_only_where_they_are_compiled():
 
 def test_an_example_and_its_reward_survive_workers_and_json():
     row = {**ROW, "cargo_toml": ROW["cargo_toml"] + "[features]\nlarge = []\n[lints.clippy]\nall = 'allow'\n"}
-    example, reward = read_row(row, allow_unsafe=False), RustReward(RustOptions())
+    example, reward = read_row(row), RustReward(RustOptions())
     assert pickle.loads(pickle.dumps((reward, example))) == (reward, example)
     package = json.loads(json_text(dict(example.fields)))["package"]
     manifest = Package(**package).sources("")["Cargo.toml"]
@@ -541,8 +481,6 @@ def test_what_is_no_block_of_rust_is_no_solution():
 def test_style_never_outweighs_the_tests():
     with pytest.raises(UserError, match="outweigh"):
         RustOptions(test_weight=0.2)
-    with pytest.raises(UserError, match="at least 0"):
-        RustOptions(clippy_weight=-0.1)
     parts = dict.fromkeys(("build", "clippy", "own_tests", "quality"), 1.0)
     for weights in ({}, {"clippy_weight": 0.4, "quality_weight": 0.2}, {"own_test_weight": 0.5}):
         paid = RustReward(RustOptions(**weights)).paid
@@ -551,13 +489,6 @@ def test_style_never_outweighs_the_tests():
         almost = paid({**parts, "tests": 0.99})
         assert not almost.solved
         assert almost.value < paid({**parts, "tests": 1.0, "clippy": 0.0, "quality": 0.0, "own_tests": 0.0}).value
-
-
-def test_the_deadline_of_a_reward_is_later_than_the_end_of_its_solution(monkeypatch):
-    monkeypatch.setattr(rust, "working_toolchain", lambda: None)
-    task = rust.make(RustOptions(seconds=500.0), "")
-    assert Workers(1, 30.0)._deadline_s(task.paid("", Example("", "", {}))) > 500.0
-    assert Workers(1, 900.0)._deadline_s(task.paid("", Example("", "", {}))) == 900.0
 
 
 @pytest.fixture

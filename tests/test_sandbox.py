@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,11 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from minrl.sandbox import calls as sandbox
-from minrl.sandbox import process, seccomp, walls
+from minrl.sandbox import seccomp, walls
 from minrl.sandbox.calls import LEVELS, Call, Limits, Outcome, SandboxError
 from minrl.sandbox.process import FIRST_UID
 from minrl.types import UserError
-from minrl.utils.processor import cpu_cores
 
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mib=512, file_mib=16, processes=24)
 """For programs that end by themselves, however slow the machine."""
@@ -54,11 +52,6 @@ def run(level, source, limits=LIMITS, **given):
         return sandbox.start(call, level).result()
     finally:
         assert not processes_with(marker), "processes outlive their call"
-
-
-def run_all(calls, level, at_once):
-    with ThreadPoolExecutor(at_once or cpu_cores()) as threads:
-        return list(threads.map(lambda call: sandbox.start(call, level).result(), calls))
 
 
 def processes_with(marker):
@@ -92,11 +85,8 @@ def test_an_infinite_loop_ends_with_its_processor_time_or_its_deadline(level):
     idle = run(level, "import time; time.sleep(600)", Limits(wall_s=0.5))
     assert (busy.status, idle.status) == ("timeout", "timeout")
     assert max(busy.seconds, idle.seconds) < 300
-
-
-def test_a_fork_bomb_is_bounded_and_removed(level):
-    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
-    assert run(level, bomb, Limits(wall_s=0.7, processes=24)).status == "timeout"
+    ended = run(level, "while True: pass", Limits(wall_s=0.7))
+    assert ended.status == "timeout" and ended.processor_s > idle.processor_s < 0.1
 
 
 def test_the_number_of_processes_is_bounded(level):
@@ -111,11 +101,6 @@ except OSError: pass
 print(started)
 """
     assert 10 <= int(run(level, count).text) <= 25  # bubblewrap without root does not count the command itself
-
-
-def test_a_long_chain_of_processes_is_followed(monkeypatch):
-    monkeypatch.setattr(process, "children", lambda pid: [pid + 1] if pid < 5000 else [])
-    assert list(process.descendants(1)) == list(range(2, 5001))
 
 
 def test_a_gigabyte_of_output_is_cut_off_at_the_limit(level):
@@ -151,48 +136,6 @@ def test_a_sleeping_grandchild_in_a_session_of_its_own_is_killed(level, farewell
     sleeps = "sleep" in farewell
     outcome = run(level, f"import os, time\n{grandchild}{farewell}", Limits(wall_s=0.7) if sleeps else LIMITS)
     assert outcome.status == ("timeout" if sleeps else "ok")
-
-
-def test_ignoring_every_signal_does_not_help(level):
-    source = """
-import signal, time
-for number in range(1, 65):
-    try: signal.signal(number, signal.SIG_IGN)
-    except (OSError, ValueError): pass
-print('ready', flush=True)
-time.sleep(600)
-"""
-    for wall_s in (0.7, 30.0):
-        outcome = run(level, source, Limits(wall_s=wall_s))
-        assert outcome.status == "timeout"
-        if outcome.text == "ready\n":
-            return
-    pytest.fail("it was stopped before it had ignored all signals")
-
-
-def test_closing_standard_output_ends_nothing_and_hangs_nothing(level):
-    source = "import os, time\nos.close(1); os.close(2); time.sleep(0.3); os._exit(7)"
-    assert run(level, source).exit_code == 7
-
-
-def test_nothing_outside_its_directory_can_be_written(level, tmp_path):
-    if level == "limits" and not ROOT:
-        pytest.skip("without root and without walls a program may write where its user may")
-    ours = tmp_path / "ours"
-    ours.write_text("ours")
-    tmp_path.chmod(0o755)
-    source = f"""
-import os
-for path in ({str(ours)!r}, {str(tmp_path / "new")!r}, '/usr/new', '/etc/new', '/new', '/dev/new',
-             '/proc/sys/kernel/hostname', {sandbox.ROOT!r} + '/new', os.path.expanduser('~root/new'), '../new'):
-    try: open(path, 'w').write('theirs'); print('wrote', path)
-    except OSError: pass
-open('mine', 'w').write('x')
-print('done')
-"""
-    assert run(level, source).text == "done\n"
-    assert ours.read_text() == "ours"
-    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
 def test_the_parents_environment_cannot_be_read(level, monkeypatch):
@@ -247,18 +190,6 @@ print('end')
         bystander.wait()
 
 
-@needs_filter
-def test_no_network_is_there(level):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        source = f"""
-import socket
-for address in (('127.0.0.1', {server.getsockname()[1]}), ('1.1.1.1', 53)):
-    try: socket.create_connection(address, timeout=1); print('connected')
-    except OSError: print('refused')
-"""
-        assert run(level, source).text == "refused\n" * 2
-
-
 def test_every_wall_stands_by_itself(level):
     # Each is hidden behind another one from the tests of what a program can do.
     if level not in WALLED:
@@ -304,36 +235,6 @@ def test_two_calls_at_once_have_two_uids_and_cannot_touch_each_other(level):
         ours.close()
         assert running.result().status == "ok"
     assert len(uids) == 3
-
-
-def test_calls_of_root_lock_in_one_place_whatever_the_temporary_directory_is(monkeypatch, tmp_path):
-    if not ROOT:
-        pytest.skip("needs root for uids of their own")
-    here = sandbox._message(Call(["true"]), "")["folder"]
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert sandbox._message(Call(["true"]), "")["folder"] == here
-
-
-def test_a_directory_to_write_to_stays_and_one_to_read_stays_as_it_is(level, tmp_path):
-    warm, seen = tmp_path / "warm", tmp_path / "seen"
-    for folder in (warm, seen):
-        folder.mkdir()
-        (folder / "a").write_text("before")
-        (folder / "a").chmod(0o644)
-    if level == "limits":
-        if not ROOT:
-            pytest.skip("without root and without walls a program may write where its user may")
-        open_to_others(tmp_path)
-    source = f"""
-print(open({str(seen / "a")!r}).read())
-open({str(warm / "a")!r}, 'a').write(' and after')
-try: open({str(seen / "a")!r}, 'w')
-except OSError: print('refused')
-"""
-    for _ in range(2):  # the second call may have another uid
-        outcome = run(level, source, readable=[seen], writable=[warm])
-        assert outcome.text == "before\nrefused\n", outcome.stderr
-    assert (warm / "a").read_text() == "before and after and after"
 
 
 def test_a_channel_carries_bytes_both_ways(level):
@@ -390,11 +291,6 @@ def test_a_command_that_cannot_be_run_is_no_failure_of_the_program(level, comman
 def test_files_outside_the_directory_are_refused(name):
     with pytest.raises(ValueError, match="relative path"):
         Call(["true"], {name: ""})
-
-
-def test_limits_must_be_above_zero():
-    with pytest.raises(UserError, match="memory_mib must be above 0, got 0"):
-        Limits(memory_mib=0)
 
 
 def test_the_level_is_said_in_one_line(monkeypatch):
@@ -473,6 +369,7 @@ SNIPPETS = [
     "while True: print('x' * 1000)",
     "x = bytearray(10 * 2**30)",
     "import os; os.close(0); os.close(1); os.close(2)",
+    "import signal\nfor n in {*range(1, 65)} - {9, 19, 32, 33}: signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
 ]
 
 
@@ -497,14 +394,6 @@ def processes_of(uid):
     return found
 
 
-def open_to_others(path):
-    """Let everybody pass through pytest's own directories."""
-    for folder in (path, *path.parents):
-        folder.chmod(0o755)
-        if "pytest-of" in folder.name:
-            return
-
-
 def wait_for(condition, seconds=120.0):
     """Until the condition holds, which it must."""
     end = time.monotonic() + seconds
@@ -513,26 +402,19 @@ def wait_for(condition, seconds=120.0):
         time.sleep(0.01)
 
 
-def mixed(level, count, at_once=0):
-    before = set(Path("/tmp").iterdir())
-    limits = Limits(wall_s=0.5, cpu_s=1.0, memory_mib=256, file_mib=8, processes=16, output_bytes=2000)
-    calls = []
-    for n in range(count):
-        source = SNIPPETS[n % len(SNIPPETS)]
-        patient = replace(limits, wall_s=120.0) if source == "print(1)" else limits
-        calls.append(Call([*python(level), "main.py"], {"main.py": source}, patient))
-    outcomes = run_all(calls, level, at_once)
-    assert [outcome.text == "1\n" for outcome in outcomes] == [n % len(SNIPPETS) == 0 for n in range(count)]
-    assert not leftovers()
-    return set(Path("/tmp").iterdir()) - before
-
-
 @pytest.mark.slow
 def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
     if level == "limits" and not ROOT:
         pytest.skip("without root and without walls a program may write where its user may")
-    new = mixed(level, len(SNIPPETS), at_once=len(SNIPPETS))  # most wait for their deadline
-    assert not [path for path in new if "left" in path.name]
+    limits = Limits(wall_s=0.5, cpu_s=1.0, memory_mib=256, file_mib=8, processes=16, output_bytes=2000)
+    calls = []
+    for source in SNIPPETS:
+        patient = replace(limits, wall_s=120.0) if source == "print(1)" else limits
+        calls.append(Call([*python(level), "main.py"], {"main.py": source}, patient))
+    with ThreadPoolExecutor(len(SNIPPETS)) as threads:  # most wait for their deadline
+        outcomes = list(threads.map(lambda call: sandbox.start(call, level).result(), calls))
+    assert [outcome.text == "1\n" for outcome in outcomes] == [source == "print(1)" for source in SNIPPETS]
+    assert not leftovers() and not Path("/tmp/minrl-left").exists()
 
 
 SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl.sandbox import walls
@@ -551,22 +433,9 @@ def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch)
         sandbox.start(call, level).result()
 
 
-@pytest.mark.slow
-def test_a_thousand_mixed_snippets_leave_no_process_and_no_file_behind():
-    new = mixed(sandbox.level(), 1000)
-    assert not [path for path in new if "left" in path.name]
-
-
 def test_what_watches_a_call_imports_little_and_nothing_behind_walls():
     code = "import sys; sys.path.append(sys.argv[1]); import minrl.sandbox.process; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", code, sandbox.ROOT]
     imported = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert not imported & {"re", "subprocess", "traceback", "typing"}  # each call would pay for it
     assert "warnings" in imported  # os.execvpe imports it
-
-
-def test_what_a_limit_ends_says_how_much_processor_time_it_had():
-    busy, idle = (
-        sandbox.run(["sh", "-c", what], limits=Limits(wall_s=0.5)) for what in ("while :; do :; done", "sleep 5")
-    )
-    assert busy.status == idle.status == "timeout" and busy.processor_s > idle.processor_s < 0.1

@@ -9,18 +9,14 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
-    Gemma2Config,
     GemmaConfig,
     GPTNeoXConfig,
-    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     PhiConfig,
     PhimoeConfig,
     Qwen2Config,
-    Qwen2MoeConfig,
     Qwen3Config,
-    Qwen3MoeConfig,
 )
 
 from minrl.batch import micro_batches, pack
@@ -29,7 +25,6 @@ from minrl.models import (
     scoring,
 )
 from minrl.models import logprobs as output_head
-from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.scoring import Method, padded_rows, row_batches, row_tokens, score, set_method
 from minrl.run.verify import Probe, verify
@@ -108,15 +103,6 @@ def packed(model, rollouts, temperature, budget):
     return logprobs, entropies
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_packed_scores_are_those_of_a_plain_forward_pass(shape, rollouts, temperature):
-    model = make_model(SHAPES[shape])
-    expected = plain(model, rollouts, temperature)
-    assert expected[0].std() > 0.5  # otherwise any two numbers would agree
-    torch.testing.assert_close(packed(model, rollouts, temperature, 10_000), expected, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_fills_a_pass_up_changes_nothing(shape, rollouts, monkeypatch):
     """Also where memory that is not written holds NaN."""
@@ -140,26 +126,19 @@ def test_what_fills_a_pass_up_changes_nothing(shape, rollouts, monkeypatch):
     torch.testing.assert_close(found[1], found[0], atol=1e-9, rtol=1e-9)
 
 
-def test_sizes_are_few_and_little_larger():
-    sizes = {few_sizes(count, 16) for count in range(2048, 4097)}
-    assert sizes == set(range(2048, 4097, 128))
-    assert all(count <= few_sizes(count, 16) < 1.0625 * count for count in range(1, 10_000))
-    assert (scoring.filled_size(2049, torch.device("cpu")), scoring.filled_size(2049, torch.device("cuda"))) == (
-        2176,
-        2049,
-    )
-    assert [few_sizes(count, 2) for count in (1, 2, 3, 4, 5, 7, 9, 13)] == [1, 2, 3, 4, 6, 8, 12, 16]
-
-
-@pytest.mark.parametrize("shape", ["qwen3", "mistral"])
-def test_packed_gradients_are_those_of_a_plain_forward_pass(shape, rollouts):
-    model = make_model(SHAPES[shape])
-    weights = torch.randn(sum(r.num_sampled for r in rollouts), dtype=torch.float64)
-    gradients = []
-    for scored in (plain, lambda *args: packed(*args, 10_000)):
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scores_and_gradients_are_those_of_a_plain_forward_pass_in_streams_and_in_rows(shape, packed, rollouts):
+    model, stream = make_model(SHAPES[shape]), pack(rollouts, range(len(rollouts)))
+    set_method(model, Method(packed=packed))
+    weights, gradients = torch.randn(sum(r.num_sampled for r in rollouts), dtype=torch.float64), []
+    expected = plain(model, rollouts, 0.7)
+    found = tuple(value[stream.token_index.argsort()] for value in score(model, stream, 0.7))
+    assert expected[0].std() > 0.5  # otherwise any two numbers would agree
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    for logprobs, entropy in (expected, found):
         model.zero_grad()
-        logprobs, entropy = scored(model, rollouts, 0.7)
-        ((logprobs * weights).sum() + 0.3 * (entropy * weights).sum()).backward()
+        (logprobs @ weights + 0.3 * entropy @ weights).backward()
         gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
     for name, expected in gradients[0].items():
         # transformers' norms compute in float32 whatever the weights are, so float64 agrees to float32's precision.
@@ -181,32 +160,6 @@ def head():
     hidden = torch.randn(7, 5, dtype=torch.float64, generator=generator)
     weight = torch.randn(11, 5, dtype=torch.float64, generator=generator)
     return hidden.requires_grad_(), weight.requires_grad_(), torch.tensor([0, 3, 10, 3, 5, 6, 1])
-
-
-@pytest.mark.parametrize("kept_logits", [0, 2**24])  # computed again in the backward pass, or kept
-@pytest.mark.parametrize("chunk_logits", [1, 22, 33, 2**24])  # 1, 2, 3 and all 7 rows of 11 logits
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_chunked_logprobs_are_log_softmax_and_entropy(monkeypatch, head, kept_logits, chunk_logits, temperature):
-    monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
-    monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
-    monkeypatch.setattr(output_head, "KEPT_LOGITS", kept_logits)
-    hidden, weight, labels = head
-    logp = (hidden @ weight.T / temperature).log_softmax(-1)
-    expected = logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-    torch.testing.assert_close(
-        chunked_logprobs(hidden, Head(weight), labels, temperature), expected, atol=1e-12, rtol=0
-    )
-
-
-@pytest.mark.parametrize("kept_logits", [0, 2**24])
-@pytest.mark.parametrize("chunk_logits", [1, 33, 2**24])
-def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, kept_logits, chunk_logits):
-    monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
-    monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
-    monkeypatch.setattr(output_head, "KEPT_LOGITS", kept_logits)
-    monkeypatch.setattr(output_head, "BLOCK_ROWS", 2)  # of the smallest chunks
-    hidden, weight, labels = head
-    assert gradcheck(lambda h, w: chunked_logprobs(h, Head(w), labels, 0.7), (hidden, weight))
 
 
 def test_on_a_card_each_chunk_of_the_heads_backward_pass_is_one_product_of_each_kind(monkeypatch):
@@ -237,107 +190,27 @@ def test_on_a_card_each_chunk_of_the_heads_backward_pass_is_one_product_of_each_
     assert chunks == 10 and counted["aten::mm"] == 3 * chunks  # logits, and the gradients of hidden states and weights
 
 
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("wanted", ["hidden", "weight"])
-def test_only_the_gradient_that_is_wanted_is_computed(wanted, kept, head, monkeypatch):
-    monkeypatch.setattr(output_head, "KEPT_LOGITS", 2**24 if kept else 0)
-    both = torch.autograd.grad(chunked_logprobs(head[0], Head(head[1]), head[2], 0.7)[0].square().sum(), head[:2])
-    leaves = {
-        name: x.detach().requires_grad_(name == wanted) for name, x in zip(("hidden", "weight"), head, strict=False)
-    }
-    products = []
-    monkeypatch.setattr(output_head, "product", lambda x, w, bias=None: products.append(w.shape) or x @ w.T)
-    logprobs, _ = chunked_logprobs(leaves["hidden"], Head(leaves["weight"]), head[2], 0.7)
-    logprobs.square().sum().backward()
-    expected = both[0 if wanted == "hidden" else 1]
-    torch.testing.assert_close(leaves[wanted].grad, expected, atol=1e-12, rtol=0)
-    assert products.count((5, 11)) == (wanted == "hidden")  # the gradient of the hidden states is a product with W^T
-
-
-def test_bfloat16_sums_stay_in_float32():
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(3, 8, generator=generator).bfloat16()
-    weight = torch.randn(5000, 8, generator=generator).bfloat16()
-    logprobs, entropy = chunked_logprobs(hidden, Head(weight), torch.tensor([1, 2, 3]), 1.0)
-    logp = (hidden @ weight.T).float().log_softmax(-1)  # the products are bfloat16, the sum over 5000 is not
-    assert logprobs.dtype == entropy.dtype == torch.float32
-    torch.testing.assert_close(logprobs, logp[[0, 1, 2], [1, 2, 3]], atol=1e-5, rtol=0)
-    torch.testing.assert_close(entropy, -(logp.exp() * logp).sum(-1), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("chunk_logits", [1, 33, 2**24])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize(("scale", "cap"), [(1.0, 0.0), (0.3, 0.0), (1.0, 2.0), (0.3, 2.0)])
-def test_a_heads_bias_scale_and_cap_shape_its_logits(monkeypatch, head, chunk_logits, temperature, scale, cap):
+@pytest.mark.parametrize("kept_logits", [0, 2**24])  # computed again in the backward pass, or kept
+@pytest.mark.parametrize("chunk_logits", [1, 33, 2**24])  # 1, 3 and all 7 rows of 11 logits
+@pytest.mark.parametrize(("scale", "cap", "biased"), [(1.0, 0.0, False), (0.3, 0.0, True), (1.0, 2.0, True)])
+def test_chunked_logprobs_and_their_gradients(monkeypatch, head, kept_logits, chunk_logits, scale, cap, biased):
     monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
-    monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
+    for name, value in (("CHUNK_ROWS", 1), ("KEPT_LOGITS", kept_logits), ("BLOCK_ROWS", 2)):
+        monkeypatch.setattr(output_head, name, value)
     hidden, weight, labels = head
     bias = torch.randn(11, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    leaves = (hidden, weight, bias) if biased else (hidden, weight)
 
-    def chunked(hidden, weight, bias):
-        return chunked_logprobs(hidden, Head(weight, bias, scale, cap), labels, temperature)
+    def chunked(hidden, weight, bias=None):
+        return chunked_logprobs(hidden, Head(weight, bias, scale, cap), labels, 0.6)
 
-    logits = (hidden @ weight.T + bias) * scale
+    logits = (hidden @ weight.T + (bias if biased else 0)) * scale
     logits = cap * torch.tanh(logits / cap) if cap else logits
-    logp = (logits / temperature).log_softmax(-1)
+    logp = (logits / 0.6).log_softmax(-1)
     expected = logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-    torch.testing.assert_close(chunked(hidden, weight, bias), expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(Head(weight, bias, scale, cap).logits(hidden), logits, atol=1e-12, rtol=0)
-    assert gradcheck(chunked, (hidden, weight, bias))
-
-
-# Each of these changes its logits after the head, its attention scores, or its windows, in a way of its own.
-OWN_WAYS = {
-    "capped logits": (
-        Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=None, final_logit_softcapping=2.0),
-        True,
-    ),
-    "capped attention": (
-        Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=2.0, final_logit_softcapping=None),
-        False,
-    ),
-    "scaled logits": (GraniteConfig(**SMALL, logits_scaling=0.5), True),
-    "biased head": (PhiConfig(**{**SMALL, "num_key_value_heads": 4}), True),
-    # Their windows are in the mask alone, and wider than a probe would be.
-    "masked window": (PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=40), False),
-    "masked window of some layers": (
-        Qwen2MoeConfig(
-            **SMALL,
-            num_experts=4,
-            moe_intermediate_size=16,
-            use_sliding_window=True,
-            sliding_window=40,
-            max_window_layers=2,
-        ),
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize("shape", OWN_WAYS)
-def test_a_model_that_cannot_be_packed_is_computed_in_rows(shape, rollouts):
-    config, packed = OWN_WAYS[shape]
-    model = make_model(config, torch.float32)
-    if getattr(model.lm_head, "bias", None) is not None:
-        torch.nn.init.normal_(model.lm_head.bias)
-    found = verify(model)
-    assert found.method.packed is packed
-    assert bool(found.why_not_packed) is not packed
-    model.set_attn_implementation("eager")
-    expected = plain(model, rollouts, 0.6)
-    assert expected[0].std() > 0.5
-    stream = pack(rollouts, range(len(rollouts)))
-    logprobs, entropies = (values[stream.token_index.argsort()] for values in score(model, stream, 0.6))
-    torch.testing.assert_close((logprobs, entropies), expected, atol=1e-4, rtol=0)
-
-
-def test_experts_of_a_width_that_the_grouped_product_does_not_take_are_computed_one_by_one(rollouts):
-    config = Qwen3MoeConfig(**SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=30)
-    model = make_model(config, torch.float32)
-    verify(model)
-    stream = pack(rollouts, range(len(rollouts)))
-    logprobs = score(model, stream, 1.0)[0][stream.token_index.argsort()]
-    torch.testing.assert_close(logprobs, plain(model, rollouts, 1.0)[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(chunked(*leaves), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(Head(*leaves[1:], scale=scale, cap=cap).logits(hidden), logits, atol=1e-12, rtol=0)
+    assert gradcheck(chunked, leaves)
 
 
 def test_the_probe_holds_the_tokens_of_end_and_padding():
@@ -350,7 +223,7 @@ def test_the_probe_holds_the_tokens_of_end_and_padding():
 @pytest.mark.parametrize(("bias", "refused"), [(0.0004, False), (0.1, True)])
 def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeypatch):
     # A bias of b on one of two halves of the vocabulary moves log-probabilities by at most b, by about half of it.
-    model = make_model(OWN_WAYS["biased head"][0], torch.float32)
+    model = make_model(PhiConfig(**{**SMALL, "num_key_value_heads": 4}), torch.float32)
     with torch.no_grad():
         model.lm_head.bias.zero_()[:20] = bias
     monkeypatch.setattr("minrl.models.scoring.output_head", lambda model: Head(model.lm_head.weight))
@@ -387,37 +260,6 @@ def test_a_gradient_that_is_not_that_of_plain_transformers_refuses(monkeypatch):
 def halved(values):
     """The same values with half of their gradients."""
     return tuple((value + value.detach()) / 2 for value in values)
-
-
-def test_nothing_is_cached_while_a_stream_is_scored(rollouts):
-    model, asked = make_model(SHAPES["qwen3"], torch.float32), []
-    handle = model.get_decoder().register_forward_pre_hook(
-        lambda module, args, kwargs: asked.append(kwargs["use_cache"]), with_kwargs=True
-    )
-    score(model, pack(rollouts, [0]), 1.0)
-    verify(model)
-    handle.remove()
-    assert asked and not any(asked)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("shape", ["qwen3", "mistral", "gpt-neox"])
-def test_padded_rows_give_the_scores_and_gradients_of_a_plain_forward_pass(shape, rollouts, temperature):
-    model = make_model(SHAPES[shape])
-    set_method(model, Method(packed=False))
-    stream = pack(rollouts, range(len(rollouts)))
-    weights = torch.randn(sum(r.num_sampled for r in rollouts), dtype=torch.float64)
-    gradients = []
-    for values in (
-        plain(model, rollouts, temperature),
-        [value[stream.token_index.argsort()] for value in score(model, stream, temperature)],
-    ):
-        model.zero_grad()
-        (values[0] @ weights + 0.3 * values[1] @ weights).backward()
-        gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
-    for name, expected in gradients[0].items():
-        largest = float(expected.abs().max())
-        torch.testing.assert_close(gradients[1][name] / largest, expected / largest, atol=1e-5, rtol=0)
 
 
 def test_a_prompts_tokens_are_taken_from_its_first_row(make_rollout):

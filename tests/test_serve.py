@@ -3,8 +3,6 @@
 import http.client
 import io
 import json
-import os
-import pty
 import re
 import signal
 import socket
@@ -227,21 +225,16 @@ def says(content, **more):
 
 REFUSED = [
     (CHAT | {"top_p": 0.9}, 400, "top_p 0.9 is not supported: leave it out, or give 1"),
-    (CHAT | {"top_k": 5}, 400, "top_k 5 is not supported: leave it out, or give -1, or give 0"),
     (CHAT | {"tools": [{"type": "function"}]}, 400, "tools .* is not supported"),
     (CHAT | {"max_token": 5}, 400, "max_token 5 is not supported: leave it out$"),
-    (CHAT | {"chat": False}, 400, "chat false is not supported"),
     (CHAT | {"n": 0}, 400, "n must be from 1 to 128, got 0"),
     (CHAT | {"temperature": 1e-300}, 400, "temperature must be"),
     (CHAT | {"max_tokens": 5, "max_completion_tokens": 6}, 400, "are the same limit: give one"),
     (CHAT | {"max_tokens": 10**6}, 400, "tokens, prompt and completion together: the prompt has .* max_tokens is"),
     (CHAT | {"stop": ["a", ""]}, 400, "stop must not be empty"),
-    (CHAT | {"stop": 5}, 400, "stop must be"),
-    (CHAT | {"stream": 1}, 400, "stream must be true or false, got 1"),
     (CHAT | {"stream_options": {"other": 1}}, 400, "stream_options must be"),
     ({}, 400, "messages must be a list, not empty, got null"),
     ({"messages": ["hello"]}, 400, r"messages\[0\] must have a role and a content of text alone"),
-    (says([{"type": "image_url", "image_url": "x"}]), 400, r"messages\[0\] must have"),
     (says("1", tool_calls=[1]), 400, r"messages\[0\] must have"),
     (says("\ud800"), 400, "lone half of a surrogate pair"),
     (says("hello"), 400, "words that the model's tokenizer lacks .'hello'"),
@@ -252,7 +245,6 @@ REFUSED = [
     (CHAT | {"model": "gpt-4"}, 404, "the model 'gpt-4' is not served here, 'tiny' is"),
     (b"{", 400, "the body is not a JSON object"),
     (b"[" * 10**5, 400, "the body is not a JSON object"),
-    (b"[]", 400, "the body is not a JSON object"),
 ]
 
 
@@ -282,16 +274,11 @@ def test_what_is_not_supported_is_refused_by_name_in_openais_form(endpoint):
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "evil.example"}, 400),  # a page whose name was bound to this machine
-        ({"Content_Type": "text/plain"}, 415),  # what a page may send unasked
-        ({"Host": "localhost:1", "Content_Type": "application/json; charset=utf-8"}, 200),
-    ],
-)
-def test_pages_of_other_hosts_get_no_answer(endpoint, headers, status):
-    assert post(endpoint[1], CHAT | {"max_tokens": 1}, **headers)[0] == status
+def test_pages_of_other_hosts_get_no_answer(endpoint):
+    one = CHAT | {"max_tokens": 1}
+    assert post(endpoint[1], one, Host="evil.example")[0] == 400  # a page whose name was bound to this machine
+    assert post(endpoint[1], one, Content_Type="text/plain")[0] == 415  # what a page may send unasked
+    assert post(endpoint[1], one, Host="localhost:1", Content_Type="application/json; charset=utf-8")[0] == 200
 
 
 def test_settings_that_change_nothing_are_taken(endpoint):
@@ -317,22 +304,30 @@ def model(tmp_path_factory):
     return evaluated.save_models(tmp_path_factory.mktemp("served"))[0]
 
 
-def started(*words, **streams):
-    command = [sys.executable, "-m", "minrl", "serve", *words, "--device", "cpu", "--threads", "1", "--quiet"]
-    return Forked(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams})
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_program_while_it_answers(model, number):
-    program = started(model, "--port", "0")
+def test_a_signal_ends_the_program_while_it_answers(model):
+    command = [
+        sys.executable,
+        "-m",
+        "minrl",
+        "serve",
+        model,
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--quiet",
+    ]
+    program = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     said = program.stdout.readline().decode()
     url = re.fullmatch(rf"(http://127.0.0.1:\d+/v1) serves {model} \({model}\); Ctrl-C ends it\n", said)[1]
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         assert client.completions.create(model=model, prompt="numbers 3").usage.prompt_tokens == 2
         endless = {"model": model, "prompt": "numbers 3", "n": 128, "max_tokens": 1000, "stop": ["no"]}
         next(client.completions.create(**endless, stream=True))
-        program.send_signal(number)
-        assert program.wait(60) == 128 + number
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(60) == 128 + signal.SIGTERM
     assert program.stderr.read().splitlines()[-1] == b"interrupted"
     program.stdout.close()
     program.stderr.close()
@@ -470,31 +465,6 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(say, policy):
     out, err = say("numbers 3", "numbers 5", engine=Stopped(policy, "7"), example="numbers 3")
     first, second = out.splitlines()
     assert err == "" and len(first.split()) < 9 and second.split() == ["7"] * 9
-
-
-def test_a_terminal_has_a_prompt_and_ctrl_d_ends_it(model):
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "dumb"}
-    program = started(model, "--chat", "--max-tokens", "3", stdin=theirs, stdout=theirs, env=environment)
-    os.close(theirs)
-    seen = b""
-
-    def until(pattern):
-        nonlocal seen
-        deadline = time.monotonic() + 60
-        while not re.search(pattern, seen):
-            assert time.monotonic() < deadline, seen
-            seen += os.read(ours, 1024)
-        seen = b""
-
-    until(rb"> $")
-    os.write(ours, b"numbers 3\n")
-    until(rb"numbers 3\r\n[^>]*\r\n> $")
-    os.write(ours, b"\x04")
-    assert program.wait(60) == 0
-    assert b"Ctrl-C stops an answer" in program.stderr.read()
-    program.stderr.close()
-    os.close(ours)
 
 
 def test_what_the_model_says_commands_no_terminal(policy, engine, monkeypatch, capsys):

@@ -97,10 +97,6 @@ def test_failures_are_error_rows_that_are_asked_again_and_no_answers(server, tas
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-STOPS = ("3", "5 2", "7", "8 ")
-"""The last ends within the token after it."""
-
-
 def test_what_a_server_refuses_is_not_solved_is_shown_and_is_not_asked_again(server, tasks, tmp_path, capsys):
     filtered = (400, {}, '{"error": {"code": "content_filter", "message": "not this"}}')
     too_long = (400, {}, '{"error": {"message": "This model\'s maximum context length is 8 tokens"}}')
@@ -132,8 +128,7 @@ def test_a_server_that_is_gone_is_left_alone_after_a_while(server, tasks, tmp_pa
     server.reply = lambda body: BROKEN
     command = ["--models", f"openai:m@{server.url}", "--task", tasks[0], "--even.count", "200"]
     assert run(*command, "--output", tmp_path / "out", flags=FLAGS) == 1
-    most = generate.FAILURES_IN_A_ROW + (generate.AHEAD + 1) * 8
-    assert generate.FAILURES_IN_A_ROW <= len(server.asked) <= most < 300
+    assert generate.FAILURES_IN_A_ROW <= len(server.asked) <= generate.FAILURES_IN_A_ROW + 2 * 8
     assert not summary_of(tmp_path / "out")["complete"]
     assert "pass@1" not in summary_of(tmp_path / "out")["results"][0]
 
@@ -187,7 +182,7 @@ def test_stop_strings_give_the_figures_of_a_local_model(server, tasks, tmp_path)
 
     def reply(body):  # the text that no stop string has cut
         row = whole[body["messages"][0]["content"], body["seed"], body["temperature"] == 0]
-        return {**answer(row["completion"], finish_reason=row["finish_reason"]), "model": "m-2024"}
+        return answer(row["completion"], finish_reason=row["finish_reason"])
 
     server.reply = reply
     flags = [*FLAGS[2:], "--samples", "4", "--stop-strings", *STOPS]
@@ -198,7 +193,6 @@ def test_stop_strings_give_the_figures_of_a_local_model(server, tasks, tmp_path)
         for folder in (tmp_path / "out", tmp_path / "stopped")
     )
     assert here == there and 0.2 < sum(len(text.split()) < 5 for text, _ in there.values()) / len(there) < 0.9
-    assert {*map(str, (row["served_as"] for row in rows_of(tmp_path / "out")))} == {"['m-2024']"}
     figures = ("pass@1", "ci95", "pass@1_greedy", "pass@k", "parts", "truncated_frac", "n")
     (served,), (local,) = (summary_of(tmp_path / name)["results"] for name in ("out", "stopped"))
     assert [served[name] for name in figures] == [local[name] for name in figures]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +24,8 @@ from minrl.__main__ import main
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.models.distributed import Processes
 from minrl.optimizer import make_optimizer
-from minrl.rewards.workers import Workers
 from minrl.run.setup import Parts
 from minrl.sampling import draw_examples
-from minrl.sft import filter as filtering
 from minrl.sft import sft
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import (
@@ -45,8 +44,6 @@ from minrl.tasks.hanoi import HanoiOptions
 from minrl.tracking import session as logger
 from minrl.tracking.session import Session
 from minrl.types import TrainState, UserError
-from minrl.update import optimizer_step
-from minrl.utils.files import LOCK, lock
 from tests.forked import Forked
 from tests.killing import killed_at, signalled_at
 
@@ -113,35 +110,6 @@ def test_the_gradient_does_not_depend_on_micro_batches_order_or_packing(tiny, mo
     assert_same(gradient_of(tiny, rows)[0], whole)
 
 
-@pytest.mark.slow
-def test_the_gradient_does_not_depend_on_the_number_of_processes(tiny, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [*launch, str(Path(__file__)), str(tmp_path / "two.pt")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    two, metrics = torch.load(tmp_path / "two.pt")
-    one, totals = gradient_of(tiny, as_rollouts(tiny, numbers(12)))
-    # Plain gradient descent with learning rate 1 moved each weight by the gradient.
-    assert_same(two, one)
-    assert metrics == pytest.approx(totals.tolist(), abs=1e-5)
-
-
-def two_processes(path):
-    """This process's half of twelve rows; the first process writes how the weights moved, and the totals."""
-    processes = Processes(CPU)
-    policy = tiny_policy(processes)
-    before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
-    totals = accumulate(policy, as_rollouts(policy, numbers(12))[processes.rank :: 2], 16384)
-    optimizer_step(policy, torch.optim.SGD(policy.model.parameters(), lr=1.0), OptimizerConfig(max_grad_norm=0.0))
-    assert processes.count == 2
-    if processes.main:
-        moved = {name: before[name] - weight.detach() for name, weight in policy.model.named_parameters()}
-        torch.save((moved, totals.tolist()), path)
-    processes.wait()
-    torch.distributed.destroy_process_group()
-
-
 def test_a_step_whose_gradient_is_not_finite_has_no_norm(tiny, monkeypatch):
     config, rows = OptimizerConfig(), as_rollouts(tiny, numbers(4))
     for norm, shown in ((2.5, 2.5), (math.inf, None), (math.nan, None)):
@@ -175,55 +143,43 @@ def steps_to(last, state):
         yield state.step
 
 
-def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, monkeypatch):
-    rows, seen = as_rollouts(tiny, numbers(12)), []
-    parts = object.__new__(Parts)
-    monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(given[2]) or {})
+@pytest.fixture
+def batches(tiny, monkeypatch):
+    """The rows, by number, of each batch that a run of nine rows trains on from a state on."""
 
-    def order(seed, first_step=1):
-        seen.clear()
-        state = TrainState(step=first_step - 1, examples_drawn=4 * (first_step - 1))
-        run = SimpleNamespace(settings=SftConfig(steps=6, seed=seed, batch_size=4))
+    def drawn(state, **settings):
+        rows, seen = as_rollouts(tiny, numbers(9)), []
+        settings = SftConfig(batch_size=4, **settings)
+        last = settings.steps or steps_of(settings, state, len(rows), settings.batch_size)
+        parts, run = object.__new__(Parts), SimpleNamespace(settings=settings)
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, state=state, run=run)
-        vars(parts).update(config=TrainerConfig(steps=6))
-        recorder = MagicMock(spec=Session, parts=parts, run=run, steps=lambda: steps_to(6, state))
+        vars(parts).update(config=TrainerConfig(steps=last))
+        monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(given[2]) or {})
+        recorder = MagicMock(spec=Session, parts=parts, run=run, steps=lambda: steps_to(last, state))
         fine_tune(recorder, Rows(rows, []))
-        recorder.add.assert_called_with({"sft/epoch": 2.0})
-        return [rows.index(row) for batch in seen for row in batch]
+        return [[rows.index(row) for row in batch] for batch in seen]
 
-    first, second = order(0)[:12], order(0)[12:]
-    assert sorted(first) == sorted(second) == list(range(12)) != first != second
-    assert order(0, first_step=3) == (first + second)[8:]
-    assert order(1)[:12] != first
+    return drawn
+
+
+def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(batches):
+    order = [row for batch in batches(TrainState(), epochs=2.0) for row in batch]
+    assert sorted(order[:9]) == sorted(order[9:]) == list(range(9)) != order[:9] != order[9:]
+    resumed = batches(TrainState(step=2, examples_drawn=8), epochs=2.0)
+    assert [row for batch in resumed for row in batch] == order[8:]
+    assert [row for batch in batches(TrainState(), epochs=2.0, seed=1) for row in batch] != order
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, 3), (2.0, 5), (0.5, 1), (0.01, 1)])
-def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, monkeypatch, epochs, steps):
-    seen, rows = [], as_rollouts(tiny, numbers(9))
-    monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(given[2]) or {})
-    parts = object.__new__(Parts)
-
-    def train(settings, state):
-        due = settings.steps or steps_of(settings, state, 9, 4)
-        config = TrainerConfig(steps=due)
-        vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, config=config, state=state)
-        vars(parts).update(run=SimpleNamespace(settings=settings))
-        recorder = MagicMock(spec=Session, parts=parts, run=parts.run, steps=lambda: steps_to(due, state))
-        fine_tune(recorder, Rows(rows, []))
-        return due
-
-    def counts():
-        return [sum(row is one for batch in seen for one in batch) for row in rows]
-
+def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(batches, epochs, steps):
     state = TrainState()
-    assert train(SftConfig(epochs=epochs, batch_size=4), state) == steps == len(seen)
-    expected = max(1, round(epochs * 9))
-    assert sum(counts()) == expected == state.examples_drawn
-    assert max(counts()) - min(counts()) <= 1 and all(len(batch) == 4 for batch in seen[:-1])
-    assert train(SftConfig(epochs=3.0, batch_size=4), state) == len(seen)  # continued
-    assert counts() == [3] * 9
-    train(SftConfig(steps=state.step + 2, batch_size=4), state)
-    assert [len(batch) for batch in seen[-2:]] == [4, 4]  # as many steps, of full batches
+    first = batches(state, epochs=epochs)
+    times = Counter(row for batch in first for row in batch)
+    assert len(first) == steps and times.total() == max(1, round(epochs * 9)) == state.examples_drawn
+    assert max(times.values()) - min(times[row] for row in range(9)) <= 1 and {len(one) for one in first[:-1]} <= {4}
+    more = batches(state, epochs=3.0)
+    assert times + Counter(row for batch in more for row in batch) == dict.fromkeys(range(9), 3)
+    assert [len(batch) for batch in batches(state, steps=state.step + 2)] == [4, 4]  # as many steps, of full batches
 
 
 def test_a_row_is_seen_as_when_sampling_and_ends_as_a_completion_does(policy):
@@ -307,12 +263,6 @@ def test_what_is_no_row_is_refused_with_its_number(tmp_path, line, message):
     assert "\n" not in str(refused.value)
 
 
-def test_rows_may_be_a_table(tmp_path):
-    (tmp_path / "rows.csv").write_text('q,a,other\n1,2,x\n"a\nb","c,d",y\n')
-    found = read_demonstrations(tmp_path / "rows.csv", "q", "a")
-    assert found == [Demonstration("1", "2"), Demonstration("a\nb", "c,d")]
-
-
 def test_a_number_of_distinct_rows_is_chosen_by_the_seed_and_contains_smaller_choices(tiny):
     rows = as_rollouts(tiny, numbers(40))
     few, more = choose_rows(rows, 5, 0, "f"), choose_rows(rows, 20, 0, "f")
@@ -358,16 +308,6 @@ def test_a_text_is_shown_as_the_task_shows_its_prompts_or_through_the_template_t
     assert shown_as(policy, path) == text
     with pytest.raises(UserError, match="the tokenizer has no chat template"):
         shown_as(policy, path, prompt_format="chat")
-
-
-def test_a_row_that_asks_a_held_out_question_without_the_tasks_own_words_is_not_trained_on(policy, tmp_path):
-    task = load_task("countdown")
-    asked = [e.prompt[-1]["content"] for e in (task.dataset.held_out[0], *task.dataset.train[:2])]
-    path = write(tmp_path / "rows.jsonl", [{"prompt": question, "response": "7"} for question in asked])
-    shown = {"chat": "<user> {} <assistant>", "text": "{}"}
-    for prompt_format, form in shown.items():
-        expected = {form.format(question) for question in asked[1:]}
-        assert shown_as(policy, path, task, prompt_format=prompt_format) == expected
 
 
 def test_a_held_out_prompt_is_recognised_by_what_the_policy_is_shown_and_by_its_question(policy, tmp_path):
@@ -511,15 +451,6 @@ def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(p
     assert [line["step"] for line in lines_of(place) if "sft/held_out_loss" in line] == [0, 3, 6]
 
 
-def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_alone(place, rows_file):
-    with killed_at(sft, "sft_step", 1):
-        main(["sft", *FLAGS, *folders(place), "--data", str(rows_file), "--steps", "1", "--no-eval-first"])
-    with lock(place / "runs" / NAME / LOCK), pytest.raises(UserError, match=r"is going on \(process \d+ on"):
-        main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")])
-    assert main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
-    assert [line["step"] for line in lines_of(place)] == [1]
-
-
 @pytest.mark.slow
 def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
     # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
@@ -562,23 +493,6 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_fil
     own.write_text(own.read_text() + json.dumps({"prompt": "zebra " * 50, "response": "2"}) + "\n")  # unknown, too
     with pytest.raises(UserError, match=r"are not those that run .* began with"):
         main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs"), "--steps", "2"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "name the rows to train on with --data"),
-        (["--data", "nowhere.jsonl"], r"cannot read .*nowhere.jsonl"),
-        (["--data", "nowhere.jsonl", *BASE], r"cannot read .*nowhere.jsonl"),
-        (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
-        (["--group-size", "4"], "unknown flag --group-size"),
-    ],
-)
-def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags, message):
-    there = uninterrupted[0] / "checkpoints"
-    with pytest.raises(UserError, match=message) as refused:
-        main(["sft", *flags, "--runs-dir", str(tmp_path), "--checkpoints-dir", str(there)])
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.learns
@@ -645,17 +559,3 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
     )
     assert keep(tmp_path, lines, "--min-reward", "0.1") == [*lines[:3], lines[7]]
     assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5], lines[7]]
-
-
-def test_the_filter_shows_what_the_task_runs_on_before_a_worker_starts(tmp_path, capsys, monkeypatch):
-    happened = []
-    task = replace(load_task("countdown"), notes=lambda: happened.append("notes") or ["walls"])
-    monkeypatch.setattr(filtering, "load_task", lambda *given: task)
-    monkeypatch.setattr(filtering, "Workers", lambda *given: happened.append("workers") or Workers(*given))
-    assert keep(tmp_path, [json.dumps({"response": WRONG, **PROBLEM})]) == []
-    assert happened == ["notes", "workers"]
-    assert "countdown: walls\n" in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    two_processes(sys.argv[1])

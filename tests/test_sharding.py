@@ -83,16 +83,6 @@ def held(written):
 
 
 @pytest.mark.slow
-def test_two_processes_with_shards_train_as_one(alone, folder):
-    several = played(folder, ["one process teaches", "teacher"], 2, "full")
-    require_equal(alone, several)
-    for _, written in several.values():
-        for share, types in held(written):
-            assert types == {"DTensor"}
-            assert share == pytest.approx(1 / 2, abs=0.01)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "sharding", "machines"),
     [(2, "none", 1), (3, "none", 1), (4, "none", 1), (2, "full", 1), (3, "full", 1), (4, "full", 1), (4, "hybrid", 2)],

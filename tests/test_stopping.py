@@ -7,19 +7,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from select import select
 from threading import Timer
 
 import pytest
 
 from minrl import evaluation, sampling, train
 from minrl.__main__ import main
-from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
 from minrl.run.folder import RunFolder
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.utils.cli import run_main
-from minrl.utils.signals import STOP_SIGNALS, answered, stop_at_once
+from minrl.utils.signals import STOP_SIGNALS
 from tests import jobs
 from tests.killing import before, signalled_at
 
@@ -123,18 +121,6 @@ def _stop():
     raise KeyboardInterrupt
 
 
-def test_a_second_signal_ends_the_save_and_names_the_checkpoint_that_there_is(start, tmp_path, capfd):
-    def twice():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with before(checkpoint, "save_state", 2, twice), pytest.raises(KeyboardInterrupt):
-        start("stopped", "--save-every", "1")
-    kept = tmp_path / "stopped/kept" / NAME
-    assert [path.name for path in kept.glob("*step*")] == ["step_000001"]
-    assert f"stopped at step 2; last checkpoint {kept}/step_000001: " in " ".join(capfd.readouterr().err.split())
-
-
 def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
     object.__setattr__(sevens, "cheap", False)
     object.__setattr__(sevens, "reward", jobs.sleeping)
@@ -169,35 +155,6 @@ def test_a_batch_system_may_say_the_same_twice(start, tmp_path, monkeypatch):
 
     with before(train, "update_policy", 1, then_another), pytest.raises(KeyboardInterrupt):
         start("stopped", "--resume", "latest")
-
-
-def test_what_is_ignored_stays_ignored():
-    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        with answered(stop_at_once):
-            signal.raise_signal(signal.SIGHUP)
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGHUP, previous)
-
-
-LEAVING = """
-import atexit, os, signal, sys
-from minrl.utils.signals import ignore_stop_signals
-from minrl.utils.cli import run_main
-
-def main(arguments):  # all processes of the run end, and a launcher that sees another's end signals this one
-    ignore_stop_signals()
-    return 138
-
-atexit.register(os.kill, os.getpid(), signal.SIGTERM)
-run_main(main)
-"""
-
-
-def test_a_process_that_ends_with_the_others_keeps_its_status_when_it_is_told_to_stop_while_it_leaves():
-    assert subprocess.run([sys.executable, "-c", LEAVING], cwd=ROOT).returncode == 138
 
 
 @pytest.mark.parametrize(
@@ -235,70 +192,31 @@ endless = TaskDefinition(NoOptions, make)
 """
 
 
-@pytest.fixture
-def command(policy, tmp_path):
-    """Starts train.py on a task that never ends, with rewards in workers."""
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_the_step_in_all(policy, tmp_path):
+    """And to its workers, which a supervisor of a whole group signals too. The task's rewards are in workers."""
     (tmp_path / "processes").mkdir()
     (tmp_path / "endless.py").write_text(TASK)
     save_policy(policy, tmp_path / "model")
     flags = ["--task", f"{tmp_path}/endless.py:endless", "--model-id", str(tmp_path / "model"), "--steps", "1000000"]
     places = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "kept"), "--no-eval-first"]
-    return [str(ROOT / "train.py"), *flags, *FLAGS.split(), *places, "--reward-workers", "2"]
-
-
-def started(command, **options):
-    """A process in a session of its own, with this checkout's MinRL."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, str(ROOT / "train.py"), *flags, *FLAGS.split(), *places, "--reward-workers", "2"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, **options)
-
-
-def wait_for_steps(process, folder, count, meanwhile=lambda: time.sleep(0.01)):
+    said = (tmp_path / "stderr.txt").open("w")
+    process = subprocess.Popen(
+        command, env=environment, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said
+    )
+    run = tmp_path / "runs" / f"endless-grpo-{SIZES}-seed0"
     deadline = time.monotonic() + 120
-    while len(RunFolder(folder).metrics) < count and process.poll() is None and time.monotonic() < deadline:
-        meanwhile()
-    assert process.poll() is None and len(RunFolder(folder).metrics) >= count
-
-
-def assert_stopped_in_order(tmp_path, name):
-    """The last step that was written is saved, and log.txt says how to go on."""
-    run, last = tmp_path / "runs" / name, newest_complete(tmp_path / "kept" / name)
-    lines = RunFolder(run).metrics
+    while len(RunFolder(run).metrics) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for path in (tmp_path / "processes").iterdir():
+        if not path.name.startswith("rank 0"):
+            os.kill(int(path.name.split()[-1]), signal.SIGTERM)
+    assert process.wait(timeout=60) != 0, (tmp_path / "stderr.txt").read_text()
+    lines, last = RunFolder(run).metrics, newest_complete(tmp_path / "kept" / run.name)
     assert int(last.name.removeprefix("step_")) - lines[-1]["step"] in (0, 1)  # 1: its evaluation is to come
     assert {line["reward/unscorable_frac"] for line in lines} == {0.0}
     assert f"saved {last}; go on with: python -m minrl train --resume {run}" in (run / "log.txt").read_text()
     assert not list(last.parent.glob(".*tmp"))
-
-
-NAME_OF_ENDLESS = f"endless-grpo-{SIZES}-seed0"
-WITH_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-@pytest.mark.slow
-def test_a_run_whose_terminal_is_closed_saves_its_step(tmp_path, command):
-    ours, theirs = os.openpty()
-    process = started([sys.executable, "-c", WITH_TERMINAL, *command], stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    wait_for_steps(
-        process, tmp_path / "runs" / NAME_OF_ENDLESS, 2, lambda: select([ours], [], [], 0.01)[0] and os.read(ours, 4096)
-    )
-    os.close(ours)
-    assert process.wait(timeout=60) == 129
-    assert_stopped_in_order(tmp_path, NAME_OF_ENDLESS)
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_process_ends_the_step_in_all(tmp_path, command):
-    # To one process of the run and to its workers, which a supervisor of a whole group tells too.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = started([*launch, *command], stdout=subprocess.DEVNULL, stderr=(tmp_path / "stderr.txt").open("w"))
-    wait_for_steps(process, tmp_path / "runs" / NAME_OF_ENDLESS, 2)
-    told = {path.name: int(path.name.split()[-1]) for path in (tmp_path / "processes").iterdir()}
-    for name, pid in told.items():
-        if not name.startswith("rank 0"):
-            os.kill(pid, signal.SIGTERM)
-    assert process.wait(timeout=60) != 0, (tmp_path / "stderr.txt").read_text()
-    assert_stopped_in_order(tmp_path, NAME_OF_ENDLESS)

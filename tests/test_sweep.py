@@ -1,6 +1,5 @@
 """A sweep makes a run of each combination, resumes where it was stopped, and reports on all."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -9,18 +8,15 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 
 import pytest
 import yaml
 
 from minrl.__main__ import main
-from minrl.config import with_absolute_paths
 from minrl.tools import sweep as program
 from minrl.tools.sweep import places_for, read_plan, sweep_name
 from minrl.types import UserError
-from minrl.utils.cli import to_dict
-from minrl.utils.files import LOCK, lock
 from minrl.utils.processor import own_cores
 from tests.forked import Forked
 from tests.say_sevens import SAY_SEVENS
@@ -54,7 +50,7 @@ TRAINER = """
 """
 """Stands for train.py where only the sweep is tested: writes a run's files, and waits or fails for marked seeds."""
 
-RATES = {"flags": {"steps": 2}, "grid": {"learning_rate": ["1e-4", 0.001]}, "seeds": [0, 1]}
+RATES = {"steps": 2, "learning_rate": ["1e-4", 0.001], "seed": [0, 1]}
 NAMES = [f"rates-learning_rate={rate}-seed{seed}" for seed in (0, 1) for rate in ("0.0001", "0.001")]
 
 
@@ -89,41 +85,28 @@ def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
     assert [run.settings.optimizer.learning_rate for run in runs] == [1e-4, 1e-3] * 2
     assert runs[0].settings.steps == 2 and runs[0].settings.logging.run_name == NAMES[0]
     grid = {"eval-temperature": [1.0, 0.5], "hanoi.max_disks": [3, 4], "curriculum": [True, False]}
-    runs = planned(tmp_path, {"task": "hanoi", "grid": grid}, "my sweep.yaml")
+    runs = planned(tmp_path, {"task": "hanoi", "stop_strings": [["a", "b"]], **grid}, "my sweep.yaml")
     assert len({run.name for run in runs}) == len(runs) == 8
-    assert runs[0].name == "my-sweep-eval_temperature=1-hanoi.max_disks=3-curriculum=True-seed0"
+    assert runs[0].name == "my-sweep-stop_strings=a-b-eval_temperature=1-hanoi.max_disks=3-curriculum=True-seed0"
     assert (runs[-1].options["hanoi"].max_disks, runs[-1].settings.sampling.curriculum) == (4, False)
     assert sweep_name(Path("a/my sweep.yaml")) == "my-sweep"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"grid": {"learning_rat": [1]}}, "unknown setting 'learning_rat': did you mean learning_rate"),
-        ({"grid": {"steps": ["many"]}}, "steps must be an integer, got 'many'"),
-        ({"grid": {"steps": [0]}}, "steps must be at least 1, got 0"),
-        ({"grid": {"steps": 3}}, "grid must hold a list for each setting"),
-        ({"grid": {"steps": []}}, "grid must hold a list for each setting"),
-        ({"grid": [1]}, "grid must hold a list for each setting"),
-        ({"grid": {"steps": [3, 3]}}, "two runs would be bad-steps=3-seed0"),
-        ({"seeds": 3}, r"seeds must be a list, such as \[0, 1, 2\], got 3"),
-        ({"grid": {"learning_rate": ["1e-4", 0.0001]}}, "two runs would be bad-learning_rate=0.0001-seed0"),
-        ({"grid": {"steps": [1, 2], "kl_coef": [0, 0.0]}}, "two runs would be bad-steps=1-kl_coef=0-seed0"),
-        ({"grid": {"group-size": [8], "group_size": [16]}}, "group_size is set in two places: leave one of them out"),
-        ({"seeds": [0], "flags": {"group-size": 8, "group_size": 16}}, "group_size is set in two places"),
-        ({"seeds": [1, 1]}, "two runs would be bad-seed1"),
-        ({"seeds": ["one"]}, "seed must be an integer, got 'one'"),
-        ({"seeds": [0], "flags": {"seed": 1}}, "seed is set in two places"),
-        ({"seeds": [0], "task": "hanoi", "flags": {"task": "hanoi"}}, "task is set in two places"),
-        ({"grid": {"steps": [3]}, "flags": {"steps": 1}}, "steps is set in two places"),
-        ({"seeds": [0], "flags": {"run-name": "a"}}, "run_name is the sweep's own"),
-        ({"seeds": [0], "flags": 3}, "flags must hold settings by name"),
-        ({"grid": {"runs_dir": ["a", "b"]}}, "runs_dir is of all runs: set it under flags"),
-        ({"seed": [0]}, "unknown key 'seed' of a sweep: did you mean seeds"),
-        ({"flags": {"steps": 1}}, "it has no grid and no seeds"),
-        ({"seeds": [0], "task": "nothing"}, "nothing"),
-    ],
-)
+REFUSED = [
+    ({"learning_rat": [1]}, "unknown setting 'learning_rat': did you mean learning_rate"),
+    ({"steps": [0]}, "steps must be at least 1, got 0"),
+    ({"seed": [0], "steps": []}, r"give lists of values, as in `seed: \[0, 1, 2\]`"),
+    ({"steps": 1}, r"give lists of values, as in `seed: \[0, 1, 2\]`"),
+    ({"seed": [0], "stop_strings": ["END"]}, "stop_strings must be a list, each text, got 'END'"),
+    ({"learning_rate": ["1e-4", 0.0001]}, "two runs would be bad-learning_rate=0.0001-seed0"),
+    ({"group-size": [8], "group_size": [16]}, "a setting is given twice"),
+    ({"seed": [0], "run-name": "a"}, "run_name is the sweep's own"),
+    ({"runs_dir": ["a", "b"]}, "runs_dir is of all runs: give one"),
+    ({"seed": [0], "task": "nothing"}, "nothing"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED)
 def test_what_no_sweep_can_be_made_of_is_refused_in_one_line(tmp_path, content, message):
     with pytest.raises(UserError, match=message) as refused:
         planned(tmp_path, content, "bad.yaml")
@@ -145,16 +128,10 @@ def test_the_same_command_leaves_out_what_is_complete_and_goes_on_where_the_end_
     assert "Made by `python -m minrl sweep rates.yaml`" in report
     assert sweep() == 0 and order() == NAMES
     assert "4 runs of rates.yaml: 4 complete; 1 at once" in capsys.readouterr().err
-    assert sweep(content={**RATES, "seeds": [0, 1, 2]}) == 0 and len(order()) == 6
-    assert sweep(content={**RATES, "flags": {"steps": 3}}) == 0 and order()[6:] == NAMES
+    assert sweep(content={**RATES, "seed": [0, 1, 2]}) == 0 and len(order()) == 6
+    assert sweep(content={**RATES, "steps": 3}) == 0 and order()[6:] == NAMES
     # What train.py would refuse to change it is asked to, so that nothing passes for what it is not.
-    assert sweep(content={**RATES, "flags": {"steps": 3, "eval_every": 9}}) == 0 and order()[10:] == NAMES
-
-
-def test_a_run_that_is_older_than_a_setting_is_complete_only_with_its_default(sweep):
-    assert sweep() == 0 and order() == NAMES
-    assert sweep(content={**RATES, "flags": {"steps": 2, "keep_best": True}}) == 0 and order() == NAMES
-    assert sweep(content={**RATES, "flags": {"steps": 2, "keep_best": False}}) == 0 and order()[4:] == NAMES
+    assert sweep(content={**RATES, "steps": 3, "eval_every": 9}) == 0 and order()[10:] == NAMES
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -174,16 +151,6 @@ def test_runs_that_fail_are_named_at_the_end_and_the_others_are_made(sweep, caps
     assert "this seed is a bad one" in Path(f"runs/report/rates/logs/{NAMES[0]}.txt").read_text()  # still
 
 
-def test_two_sweeps_of_one_file_do_not_run_at_once(sweep):
-    Path("runs/report/rates").mkdir(parents=True)
-    with (
-        lock(Path("runs/report/rates") / LOCK),
-        pytest.raises(UserError, match=r"another sweep of rates.yaml is running \(process \d+"),
-    ):
-        sweep()
-    assert not Path("order").exists()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_runs_and_the_same_command_goes_on(sweep, capsys, number):
     """The stand-in ends at a SIGINT as train.py does, and at a SIGTERM as any process does."""
@@ -192,9 +159,7 @@ def test_a_signal_ends_the_runs_and_the_same_command_goes_on(sweep, capsys, numb
     timer.start()
     assert sweep() == 128 + number
     timer.join()
-    said = capsys.readouterr().err
-    assert f"{number.name}: the runs end their step; a second signal stops at once" in said
-    assert said.endswith("stopped: the same command resumes\n")
+    assert capsys.readouterr().err.endswith("stopped: the same command resumes\n")
     assert order() == NAMES[:3] and not Path("runs/report/rates/report.md").exists()
     _require_none_left()
     Path("wait-1").unlink()
@@ -202,33 +167,22 @@ def test_a_signal_ends_the_runs_and_the_same_command_goes_on(sweep, capsys, numb
 
 
 def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monkeypatch):
-    cores = own_cores()
-    shares = [[cores[0]], [cores[-1]]]
-    monkeypatch.setattr(
-        program, "places_for", lambda count, on_cpu: [(share, str(n)) for n, share in enumerate(shares)]
-    )
-    for seed in (0, 1):
-        Path(f"wait-{seed}").touch()
-    started = []
-
-    def fail(text):
-        started.append(text)
-        if len(started) == 3:
-            _when(Path("waiting").exists)
-            raise OSError("the terminal has gone")
-
-    monkeypatch.setattr(program, "_say", fail)
-    with pytest.raises(OSError, match="the terminal has gone"):
-        sweep("--at-once", "2")
-    _require_none_left()
-    for seed in (0, 1):
-        Path(f"wait-{seed}").unlink()
-    monkeypatch.setattr(program, "_say", started.append)
+    shares = [[own_cores()[0]], [own_cores()[-1]]]
+    places = [(share, str(number)) for number, share in enumerate(shares)]
+    monkeypatch.setattr(program, "places_for", lambda count, on_cpu: places)
     assert sweep("--at-once", "2") == 0
     logs = [Path(f"runs/report/rates/logs/{name}.txt").read_text().splitlines()[-1] for name in NAMES]
-    assert {tuple(log.split(" ", 2)[2].strip().split(" ", 1)) for log in logs} <= {
-        (str(number), str(share)) for number, share in enumerate(shares)
-    }
+    assert {log.split(" ", 2)[2] for log in logs} == {f"{number} {share}" for number, share in enumerate(shares)}
+
+    def fail(seconds):
+        _when(Path("waiting").exists)
+        raise OSError("the sweep itself fails")
+
+    Path("wait-2").touch()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="the sweep itself fails"):
+        patch.setattr(program.time, "sleep", fail)
+        sweep("--at-once", "2", content={**RATES, "seed": [2]})
+    _require_none_left()
 
 
 def test_cores_are_divided_and_no_run_shares_one(monkeypatch):
@@ -258,7 +212,7 @@ def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
         if word.startswith("--"):
             value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else None
             flags[word[2:].removeprefix("no-")] = False if value is None else yaml.safe_load(value)
-    content = {"flags": {**flags, "steps": 2}, "grid": {"algorithm": ["grpo", "rloo"]}, "seeds": [0, 1]}
+    content = {**flags, "steps": 2, "algorithm": ["grpo", "rloo"], "seed": [0, 1]}
     Path("tiny.yaml").write_text(yaml.safe_dump(content))
     assert main(["sweep", "tiny.yaml"]) == 0
     runs = sorted(Path("runs").glob("tiny-*"))
@@ -272,47 +226,18 @@ def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
     assert json.loads((resumed / "summary.json").read_text())["weights_sha256"] == digests[resumed.name]
 
 
-@pytest.mark.slow
-def test_the_page_of_the_algorithms_is_written_from_a_sweep(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("algorithms_measured", ROOT / "docs/algorithms_measured.py")
-    measured = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(measured)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"42 runs are not complete"):
-        measured.read()
-    for run in read_plan(measured.PLAN):
-        seed = run.settings.seed
-        run.folder.mkdir(parents=True)
-        config = to_dict(with_absolute_paths(run.settings), run.options)
-        (run.folder / "config.json").write_text(json.dumps({"minrl_run": run.name, "config": config}))
-        lines = [{"step": step, "reward/mean": step / 10, "policy/entropy": seed / 10} for step in range(8)]
-        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        ends = {
-            "eval_before": {"pass@1": 0.4},
-            "eval_after": {"pass@1": 0.5 + seed / 10, "pass@1_greedy": 0.7, "n": 500},
-        }
-        (run.folder / "summary.json").write_text(json.dumps({"steps": 30, **ends}))
-    runs = measured.read()
-    page = measured.page(runs)
-    assert page.count("| 60.0 % (50.0 % to 70.0 %) | 70.0 % | 0.100 |") == len(runs) == 14
-    assert "30 steps of Countdown with 24 prompts" in page and "40.0 % (40.0 % to 40.0 %)" in page
-    assert "| `grpo` |" in page and page.index("`grpo`") < page.index("`spiral`")
-    measured.draw(runs, tmp_path / "algorithms.png")
-    assert (tmp_path / "algorithms.png").stat().st_size > 10_000
-
-
 def test_every_algorithm_is_in_the_sweep_of_the_page():
     from minrl.advantages import no_reward
     from minrl.algorithms import ALGORITHMS
 
     paid = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
-    assert yaml.safe_load((ROOT / "docs/algorithms.yaml").read_text())["grid"]["algorithm"] == paid
+    assert yaml.safe_load((ROOT / "docs/algorithms.yaml").read_text())["algorithm"] == paid
 
 
 def _when(ready):
     deadline = time.monotonic() + 60
     while not ready() and time.monotonic() < deadline:
-        time.sleep(0.02)
+        Event().wait(0.02)
 
 
 def _require_none_left():

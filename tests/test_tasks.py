@@ -1,26 +1,22 @@
 """Tasks: what each completion is paid, exploits first; splits, demonstrations, and Hanoi's geometry by search."""
 
-import json
 import random
-import sys
 import time
 from collections import deque
 from dataclasses import replace
 from itertools import product
-from types import ModuleType
 
-import numpy as np
 import pytest
 
-from minrl.tasks import OFFER_WORDS, TASK_DEFINITIONS, Registry, load_task, offered_words
+from minrl.tasks import OFFER_WORDS, TASK_DEFINITIONS, load_task, offered_words
 from minrl.tasks.countdown import FORMAT_REWARD, CountdownOptions, evaluate_expression
 from minrl.tasks.countdown import reward as countdown
 from minrl.tasks.countdown import words as countdown_words
 from minrl.tasks.hanoi import PROGRESS_REWARD, HanoiOptions, best_move, distance, legal_moves, moved
 from minrl.tasks.hanoi import reward as hanoi
 from minrl.tasks.hanoi import words as hanoi_words
-from minrl.tasks.task import Dataset, DeferredDataset, extract_answer, is_held_out, split
-from minrl.types import Example, Job, Reward, UserError
+from minrl.tasks.task import Dataset, DeferredDataset, extract_answer
+from minrl.types import Example, UserError
 
 GENERATED = [name for name in TASK_DEFINITIONS if not isinstance(load_task(name).dataset, DeferredDataset)]
 """Tasks that make their own problems. The others read rows, which their own tests write."""
@@ -31,56 +27,23 @@ ZERO_AT_COUNTDOWN = {
     "empty": "",
     "no answer": "7 + 5 - 3",
     "empty answer": "<answer> </answer>",
-    "never closed": "<answer> 7 + 5 - 3",
-    "closed before opened": "</answer> 7 + 5 - 3 <answer>",
     "several answers": "<answer> 7 + 5 - 3 </answer> <answer> 7 + 5 - 3 </answer>",
-    "an answer inside an answer": "<answer> <answer> 7 + 5 - 3 </answer> </answer>",
-    "a wrong and a right answer": "<answer> 1 </answer> <answer> 7 + 5 - 3 </answer>",
-    "prompt copied back": NUMBERS.prompt,
-    "prompt as answer": f"<answer> {NUMBERS.prompt} </answer>",
     "target itself": "<answer> 9 </answer>",
     "number left out": "<answer> 7 + 5 </answer>",
     "number used twice": "<answer> 7 + 5 - 3 + 3 - 3 </answer>",
-    "other numbers": "<answer> 8 + 1 </answer>",
     "an equation": "<answer> 7 + 5 - 3 = 9 </answer>",
-    "a comparison": "<answer> 7 + 5 - 3 == 9 </answer>",
-    "list of answers": "<answer> 7 + 5 - 3, 7 - 5 + 3 </answer>",
-    "two lines": "<answer> 7 + 5 - 3\n7 - 5 + 3 </answer>",
     "power": "<answer> 9**9**9 </answer>",
-    "power of the numbers": "<answer> 7 ** 5 ** 3 </answer>",
-    "shift": "<answer> 7 << 5 << 3 </answer>",
-    "floor division": "<answer> 7 // 5 // 3 </answer>",
     "modulo": "<answer> 7 % 5 % 3 </answer>",
     "sign": "<answer> -3 + 7 + 5 </answer>",
     "division by zero": "<answer> 7 / (5 - 5) + 3 </answer>",
     "walrus": "<answer> (x := 7) + 5 - 3 </answer>",
-    "attribute": "<answer> (7).real + 5 - 3 </answer>",
-    "name": "<answer> target </answer>",
     "call": "<answer> __import__('os').system('true') </answer>",
-    "call that would end the process": "<answer> exit() </answer>",
     "lambda": "<answer> (lambda: 9)() </answer>",
-    "conditional": "<answer> 7 + 5 - 3 if 3 else 9 </answer>",
-    "boolean": "<answer> 7 + 5 - 3 + False </answer>",
-    "decimals": "<answer> 7.0 + 5.0 - 3.0 </answer>",
-    "complex": "<answer> 7j + 5 - 3 </answer>",
     "strings": "<answer> '7' + '5' + '3' </answer>",
-    "f-string": "<answer> f'{7 + 5 - 3}' </answer>",
-    "superscript digits": "<answer> \u2077 + \u2075 - \u00b3 </answer>",
-    "a number in hexadecimal": "<answer> 0x7 + 5 - 3 </answer>",
-    "underscores": "<answer> 7 + 5 - 0_3 </answer>",
-    "a comment": "<answer> 7 + 5 - 3 # 9 </answer>",
-    "a continued line": "<answer> 7 + 5 \\\n - 3 </answer>",
-    "only in the thoughts": "<think> <answer> 7 + 5 - 3 </answer> </think>",
-    "in thoughts that are not closed": "<think> <answer> 7 + 5 - 3 </answer>",
-    "null byte": "<answer> 7 + 5 - 3\0 </answer>",
-    "lone surrogate": "<answer> 7 + 5 - 3 \ud800 </answer>",
     "huge integer": f"<answer> {'9' * 190} </answer>",
     "nested parentheses": f"<answer> {'(' * 10_000}7 + 5 - 3{')' * 10_000} </answer>",
-    "parentheses within the limit": f"<answer> {'(' * 90}7{')' * 90} </answer>",
     "unary tower": f"<answer> {'-' * 190}3 </answer>",
-    "a megabyte of words": "7 + 5 - 3 " * 100_000,
     "a megabyte of answer": f"<answer> {'7 + 5 - 3 + ' * 90_000} 0 </answer>",
-    "a megabyte of answers": "<answer> 7 + 5 - 3 </answer> " * 40_000,
 }
 
 
@@ -116,10 +79,6 @@ def test_countdown_divides_exactly():
     assert evaluate_expression("(1 / 49) * 49")[0] == 1  # 0.9999999999999999 in floats
 
 
-def test_farming_the_format_stays_far_under_a_solution():
-    assert FORMAT_REWARD <= 0.2
-
-
 BOARD = Example("A A A > C", "pegs A B C board A A A goal C", {"pegs": "ABC", "board": ["A", "A", "A"], "goal": "C"})
 SOLUTION = "1 A>C ; 2 A>B ; 1 C>B ; 3 A>C ; 1 B>A ; 2 B>C ; 1 A>C"
 WRITTEN = (
@@ -129,48 +88,23 @@ WRITTEN = (
 
 ZERO_AT_HANOI = {
     "empty": "",
-    "empty answer": "<answer> </answer>",
     "no answer tags": SOLUTION,
-    "never closed": f"<answer> {SOLUTION}",
     "several answers": f"<answer> {SOLUTION} </answer> <answer> {SOLUTION} </answer>",
-    "answer inside an answer": f"<answer> <answer> {SOLUTION} </answer> </answer>",
-    "prompt copied back": BOARD.prompt,
-    "prompt as answer": f"<answer> {BOARD.prompt} </answer>",
     "board copied without moving": "<answer> A A A </answer>",
-    "goal board without moving": "<answer> C C C </answer>",
     "a list and no move": "<answer> A>C A>B A>C : </answer>",
     "the lists alone": f"<answer> {WRITTEN.replace(':', ';')} </answer>",
     "move to where it is": "<answer> 1 A>A </answer>",
-    "the same move to where it is eight times": f"<answer> {' ; '.join(['1 A>A'] * 8)} </answer>",
     "shuttling disk 1 for 8 moves": f"<answer> {' ; '.join(['1 A>B', '1 B>A'] * 4)} </answer>",
-    "shuttling between the free pegs": f"<answer> {' ; '.join(['1 A>B', '1 B>A'] * 40)} </answer>",
     "disk 0": "<answer> 0 A>C </answer>",
-    "disk 9": "<answer> 9 A>C </answer>",
-    "negative disk": "<answer> -1 A>C </answer>",
     "wrong ids in every move": "<answer> 4 A>C ; 5 A>B ; 6 C>B </answer>",
     "disk named by letter": "<answer> A A>C </answer>",
-    "superscript": "<answer> \u00b9 A>C </answer>",
-    "padded id": "<answer> 01 A>C </answer>",
-    "id of 5000 digits": f"<answer> {'1' * 5000} A>C </answer>",
     "peg that is not there": "<answer> 1 A>D </answer>",
-    "from a peg that is not there": "<answer> 1 D>C </answer>",
     "from where the disk is not": "<answer> 1 B>C </answer>",
-    "lower-case peg": "<answer> 1 A>c </answer>",
-    "no from": "<answer> 1 C </answer>",
     "covered disk": "<answer> 2 A>C </answer>",
-    "larger on smaller": "<answer> 1 A>C ; 2 A>C </answer>",
-    "all three at once": "<answer> 3 A>C </answer>",
     "solution with one wrong move": f"<answer> {SOLUTION.replace('3 A>C', '3 A>B')} </answer>",
-    "solution with a trailing colon": f"<answer> {SOLUTION} : </answer>",
     "solution and then an illegal move": f"<answer> {SOLUTION} ; 3 C>A </answer>",
-    "a semicolon alone": "<answer> ; </answer>",
-    "two moves in one entry": "<answer> 1 A>C 2 A>B </answer>",
     "the moves of a board with other pegs": f"<answer> {SOLUTION.replace('C', 'D')} </answer>",
-    "code": "<answer> __import__('os') </answer>",
     "a megabyte of separators": f"<answer> {';' * 1_000_000} </answer>",
-    "a megabyte of colons": f"<answer> {':' * 1_000_000} </answer>",
-    "a megabyte of words": "1 A>C " * 160_000,
-    "nested parentheses": f"<answer> {'(' * 10_000} {')' * 10_000} </answer>",
     "a megabyte of shuttling": f"<answer> {' ; '.join(['1 A>B', '1 B>A'] * 60_000)} </answer>",
 }
 
@@ -204,38 +138,12 @@ def test_hanoi_pays_in_full_only_for_the_goal(answer, paid):
     assert hanoi(f"<answer> {answer} </answer>", BOARD).solved == (paid == 1.0)
 
 
-def test_a_legal_prefix_never_earns_a_fifth_of_a_solution():
-    for end in range(1, 7):
-        prefix = " ; ".join(SOLUTION.split(" ; ")[:end])
-        assert 0 < hanoi(f"<answer> {prefix} </answer>", BOARD).value < 0.2
-
-
 def test_progress_cannot_be_farmed_by_repeating_moves():
     once = hanoi("<answer> 1 A>C </answer>", BOARD).value
     again = "1 A>C" + " ; 1 C>A ; 1 A>C" * 10
     assert hanoi(f"<answer> {again} </answer>", BOARD).value == once
     # Three disks take 7 moves at most, and an answer may have three times as many.
     assert hanoi(f"<answer> {again} ; 1 C>A </answer>", BOARD).parts == {"legal": 0.0, "progress": 0.0}
-
-
-def test_idle_moves_before_a_solution_are_bounded():
-    idle = ["1 A>B", "1 B>A"]
-    assert hanoi(f"<answer> {' ; '.join([*idle * 7, SOLUTION])} </answer>", BOARD).solved  # 14 + 7 moves
-    assert hanoi(f"<answer> {' ; '.join([*idle * 8, SOLUTION])} </answer>", BOARD).value == 0.0
-    assert hanoi(f"<answer> {' ; '.join([*idle * 500, SOLUTION])} </answer>", BOARD).value == 0.0
-
-
-def test_a_board_that_is_solved_asks_for_no_move():
-    there = Example("", "", {"pegs": "ABC", "board": ["C", "C"], "goal": "C"})
-    assert hanoi("<answer> </answer>", there).solved
-    assert hanoi("<answer> 1 C>A ; 1 A>C </answer>", there).solved
-    assert hanoi("<answer> 1 C>A </answer>", there).value == 0.0
-    assert hanoi("", there).value == 0.0
-
-
-def test_a_move_away_from_the_goal_is_not_paid_less_than_nothing():
-    nearly = Example("", "", {"pegs": "ABC", "board": ["A", "C"], "goal": "C"})
-    assert hanoi("<answer> 1 A>B </answer>", nearly).value == 0.0
 
 
 @pytest.mark.parametrize("disks", [2, 3, 4])
@@ -321,13 +229,6 @@ def test_rows_are_read_once_and_only_when_an_example_is_asked_for():
     assert dataset.sizes() == (1, 1)
 
 
-def test_the_hash_decides_the_split_whatever_the_order():
-    examples = [Example(str(n), "", {}) for n in range(200)]
-    shuffled = random.Random(1).sample(examples, len(examples))
-    assert split(examples, 0.3) == split(shuffled, 0.3)
-    assert {e.id for e in split(examples, 0.3).held_out} == {e.id for e in examples if is_held_out(e.id, 0.3)}
-
-
 @pytest.mark.parametrize("name", GENERATED)
 def test_demonstrations_are_well_formed_imperfect_and_in_the_vocabulary(name):
     task, rng = load_task(name), random.Random(0)
@@ -345,14 +246,6 @@ def test_demonstrations_are_well_formed_imperfect_and_in_the_vocabulary(name):
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_prompts_are_in_the_vocabulary(name):
-    task = load_task(name)
-    for example in [*task.dataset.train, *task.dataset.held_out] if task.vocabulary else ():
-        shown = [example.prompt] if isinstance(example.prompt, str) else [m["content"] for m in example.prompt[-1:]]
-        assert all(set(text.split()) <= set(task.vocabulary) for text in shown)
-
-
-@pytest.mark.parametrize("name", GENERATED)
 def test_rewards_are_bounded_for_any_text(name):
     task, rng = load_task(name), random.Random(1)
     if task.reward is None:
@@ -361,51 +254,6 @@ def test_rewards_are_bounded_for_any_text(name):
     for example in list(task.dataset.train)[:100]:
         paid = task.reward(" ".join(rng.choices(words, k=20)), example)
         assert 0.0 <= paid.value <= paid.maximum
-
-
-def test_solved_means_at_the_maximum():
-    assert Reward(1.0).solved
-    assert not Reward(0.999).solved
-    assert Reward(2.0, maximum=2.0).solved
-    assert not Reward(1.0, maximum=2.0).solved
-    # A sum of floats is at its maximum within rounding, and nothing that was left out is rounding.
-    assert 0.7 + 0.2 + 0.1 < 1 and Reward(0.7 + 0.2 + 0.1).solved
-    assert 0.1 + 0.2 > 0.3 and Reward(0.1 + 0.2, maximum=0.3).solved and Reward(0.1 + 0.2 - 0.3, maximum=0.0).solved
-    assert Reward(sum([0.001] * 1000)).solved
-    assert (
-        not Reward(1 - 1e-6).solved and not Reward(1e6 - 1, maximum=1e6).solved and not Reward(0.0, maximum=1e-6).solved
-    )
-    # A task may say itself what is a full solution, and pay for more on top of it.
-    assert Reward(0.8, full=True).solved and not Reward(1.0, full=False).solved
-
-
-PARTS = {"right": True, "words": np.int64(3)}
-
-
-@pytest.mark.parametrize("value", [1.001, 2.0, 1e38])
-def test_a_reward_above_its_maximum_is_refused(value):
-    with pytest.raises(UserError, match="must be at most its maximum") as refused:
-        Reward(value)
-    assert "\n" not in str(refused.value)
-    assert Reward(value, maximum=value).solved
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_no_finite_number_is_refused_in_every_place(number):
-    for made in (lambda: Reward(number), lambda: Reward(0.0, maximum=number), lambda: Reward(0.0, {"own": number})):
-        with pytest.raises(UserError, match="must be a finite number, got"):
-            made()
-
-
-def test_a_reward_is_made_of_floats_whatever_the_task_gave(workers):
-    """In a worker, where nothing checks the types of arguments, as it is outside the tests."""
-    paid, none, text = workers.run([Job(Reward, (value, PARTS, 1)) for value in (np.float32(0.5), None, "1,5")])
-    assert [one.reason for one in (none, text)] == [
-        f"the value of a reward must be a finite number, got {value}: float32 ends at 3.4e38"
-        for value in ("None (NoneType)", "'1,5' (str)")
-    ]
-    assert [type(number) for number in (paid.value, paid.maximum, *paid.parts.values())] == [float] * 4
-    assert json.dumps([paid.value, dict(paid.parts)]) == '[0.5, {"right": 1.0, "words": 3.0}]'
 
 
 @pytest.mark.parametrize(
@@ -425,25 +273,8 @@ def test_impossible_task_options_are_refused(options, message):
         options()
 
 
-def test_a_definition_is_imported_when_its_row_is_read(monkeypatch):
-    registry = Registry("VALUE", {"one": "one_lazy_module"})
-    module = ModuleType("one_lazy_module")
-    module.VALUE = 5
-    assert list(registry) == ["one"] and "one" in registry
-    with pytest.raises(ModuleNotFoundError):
-        registry["one"]
-    monkeypatch.setitem(sys.modules, "one_lazy_module", module)
-    registry["two"] = 6
-    assert dict(registry) == {"one": 5, "two": 6}
-
-
 def test_every_definition_that_offers_words_is_listed():
     assert [name for name, definition in TASK_DEFINITIONS.items() if definition.words] == list(OFFER_WORDS)
     options = {"hanoi": HanoiOptions(min_disks=2, max_disks=2)}
     expected = [*countdown_words(CountdownOptions()), *hanoi_words(options["hanoi"])]
     assert offered_words(options) == expected
-
-
-def test_an_unknown_task_is_refused_with_the_names_of_those_there_are():
-    with pytest.raises(UserError, match=r"no task 'chess': choose one of .*countdown.*, or name a file"):
-        load_task("chess")

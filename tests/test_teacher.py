@@ -1,7 +1,5 @@
 """A teacher: what each token is worth, who may teach, what it reads, and that a run with one resumes to the bit."""
 
-import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -74,24 +72,6 @@ def test_the_mean_update_is_the_gradient_of_the_divergence_from_the_teacher(tiny
         torch.testing.assert_close(total[name], gradient, atol=1e-6, rtol=0)
 
 
-def test_each_token_is_worth_what_the_teacher_prefers_it_by(tiny, make_rollout):
-    """-(log π_teacher - log π_old) ∇log π over plain logits. What the policy did not sample is worth nothing."""
-    one = make_rollout([5, 6], [7, 8, 9, 10], loss_mask=[False] * 2 + [True, False, False, True], reward=Reward(0.25))
-    step, found = distilled(tiny, [one])
-    ids = torch.tensor([one.ids])
-
-    def sampled(model):
-        logprobs = model(ids).logits[0, :-1].log_softmax(-1)
-        return logprobs[[1, 4], [7, 10]]  # the labels at 2 and 5
-
-    policy, teacher = sampled(tiny.model), sampled(tiny.teacher)
-    preference = (teacher - policy).detach()
-    (-(preference * policy).sum() / 2).backward()
-    assert_gradients(tiny, step)
-    assert found["teacher/kl"] == pytest.approx(-float(preference.mean()), abs=1e-6)
-    assert found["teacher/preferred_frac"] == pytest.approx(float((preference > 0).double().mean()))
-
-
 def test_of_a_teacher_like_the_policy_nothing_is_learned(tiny):
     tiny.teacher = None  # the policy itself, which reads the same prompt
     step, found = distilled(tiny, fixed_rollouts())
@@ -162,12 +142,10 @@ def test_behind_the_teachers_prompt_a_rollout_says_the_same(tiny, make_rollout):
 
 
 def test_in_a_chat_the_last_message_of_the_user_is_replaced(tiny):
-    reads = shown_more(tiny, "{answer} is right: {prompt}", hidden="no").teacher_reads
+    reads = shown_more(tiny, "{answer} is right: {prompt}").teacher_reads
     system, prefix = {"role": "system", "content": "{prompt}"}, {"role": "assistant", "content": "So"}
-    asked = {"role": "user", "content": [{"type": "text", "text": "2 + 2 {answer}"}]}
-    shown = reads.shown([system, asked, prefix], reads.examples["0"])
+    shown = reads.shown([system, {"role": "user", "content": "2 + 2 {answer}"}, prefix], reads.examples["0"])
     assert shown == [system, {"role": "user", "content": "4 is right: 2 + 2 {answer}"}, prefix]
-    assert reads.shown("{answer}", reads.examples["0"]) == "4 is right: {answer}"  # what a prompt holds is no place
 
 
 @pytest.fixture
@@ -180,7 +158,7 @@ def asked(text, max_tokens=8, **limits):
     return TrainerConfig(teacher_prompt=text, task="t", max_tokens=max_tokens, **limits)
 
 
-def test_what_a_teacher_cannot_read_is_refused_before_step_1(tiny, task):
+def test_what_a_teacher_cannot_read_is_refused(tiny, task, make_rollout):
     reads = teacher_prompt(tiny, asked("{prompt} {answer}"), task)
     assert reads.examples.keys() == {example.id for example in task.dataset.train}
     assert teacher_prompt(tiny, TrainerConfig(), task) is None
@@ -188,21 +166,14 @@ def test_what_a_teacher_cannot_read_is_refused_before_step_1(tiny, task):
         teacher_prompt(tiny, asked("Tell {prompt}"), task)
     limit = tiny.context_length
     assert teacher_prompt(tiny, asked("{prompt}", limit - 2), task)
-    assert teacher_prompt(tiny, asked("{prompt}", limit, task_max_tokens="t:8"), task)  # the task's own limit
     room = rf"no room for the {limit - 1} tokens of a completion of t in the {limit} .* in (\d) of \1 tr"
-    for config in (asked("{prompt}", limit - 1), asked("{prompt}", task_max_tokens=f"t:{limit - 1}")):
-        with pytest.raises(UserError, match=room):
-            teacher_prompt(tiny, config, task)
+    with pytest.raises(UserError, match=room):
+        teacher_prompt(tiny, asked("{prompt}", task_max_tokens=f"t:{limit - 1}"), task)  # the task's own limit
     empty = [Example(one.id, one.prompt, {}) for one in task.dataset.train]
     object.__setattr__(task, "dataset", replace(task.dataset, train=empty))
     with pytest.raises(UserError, match=r"shows \{answer\}, and (\d) of \1 training examples of t have none"):
         teacher_prompt(tiny, asked("{prompt} {answer}"), task)
-    assert teacher_prompt(tiny, asked("{prompt}"), task)
-
-
-def test_an_episode_that_grows_beyond_the_teachers_context_is_named(tiny, make_rollout):
-    limit = tiny.context_length
-    long = make_rollout([5], [6] * (limit - 1), example_id="0", message="0")
+    long = make_rollout([5], [6] * (limit - 1), example_id="0", message="0")  # an episode that grows
     with pytest.raises(UserError, match=rf"{limit + 2} tokens, 3 of its prompt, and takes {limit} \(example '0'"):
         shown_more(tiny).teacher_reads(long)
 
@@ -217,11 +188,9 @@ def stranger(words, processes, rows=0):
 
 def test_a_teacher_with_other_tokens_is_refused(tiny):
     words = [str(number) for number in range(40)]
-    require_same_tokens(tiny, stranger(words, tiny.processes), "t")
     require_same_tokens(tiny, stranger([*words, "more"], tiny.processes), "t")
-    for others, said in (([*words[:-2], "39", "38"], r"2 of 45 differ, \['38'"), (words[:-1], r"1 of 45 .* \['39'")):
-        with pytest.raises(UserError, match=rf"other tokens than the policy, .* {said}\] among them[^\n]*$"):
-            require_same_tokens(tiny, stranger(others, tiny.processes), "t")
+    with pytest.raises(UserError, match=r"other tokens than the policy, .* 2 of 45 differ, \['38'\] among them[^\n]*$"):
+        require_same_tokens(tiny, stranger([*words[:-2], "39", "38"], tiny.processes), "t")
     tiny.model.resize_token_embeddings(48)  # as models are padded
     require_same_tokens(tiny, stranger(words, tiny.processes, rows=64), "t")
     with pytest.raises(UserError, match="45 rows in its embedding, and the policy may sample any of its 48"):
@@ -231,11 +200,7 @@ def test_a_teacher_with_other_tokens_is_refused(tiny):
 def test_the_prompt_of_a_teacher_may_stand_in_a_file_whose_text_is_kept(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("{prompt}\nThe answer is {answer}.")
-    config = AlgorithmConfig(teacher_prompt=str(path))
-    path.unlink()
-    assert config.teacher_prompt == "{prompt}\nThe answer is {answer}." and config.has_teacher
-    with pytest.raises(UserError, match=r"teacher_prompt must be a text with \{prompt\} in it, or a file with one"):
-        AlgorithmConfig(teacher_prompt=str(path))
+    assert AlgorithmConfig(teacher_prompt=str(path)).teacher_prompt == path.read_text()
     path.write_text("{answer}")
     with pytest.raises(UserError, match=r"never shows the prompt: write \{prompt\} in it"):
         AlgorithmConfig(teacher_prompt=str(path))
@@ -285,15 +250,3 @@ def test_a_killed_run_ends_as_one_that_was_never_stopped(kind, taught, loop, tmp
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
     begun = load_file(tmp_path / "model" / "model.safetensors")
     assert any(not torch.equal(whole[name], begun[name]) for name in whole)
-
-
-def test_the_teacher_of_a_run_stays_the_one_it_began_with(taught, make_policy, tmp_path):
-    _, run = taught("--steps", "1", "--no-eval-first")
-    record = json.loads((run / "config.json").read_text())
-    assert record["models"]["teacher"]["path"] == str(tmp_path / "teacher")
-    save_policy(make_policy(4), tmp_path / "teacher")
-    with pytest.raises(UserError, match=r"the teacher of run .* in .*teacher has other weights"):
-        main(["train", "--resume", str(run), "--steps", "2"])
-    shutil.rmtree(tmp_path / "teacher")
-    with pytest.raises(UserError, match=r"the teacher of run .*, .*teacher, is not there: put it back"):
-        main(["train", "--resume", str(run), "--steps", "2"])

@@ -14,7 +14,6 @@ import pytest
 
 from minrl.config import BaseModelConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.rewards.completions import score_file
 from minrl.rollout import Plan, rollout
 from minrl.run.base_model import _demonstration, make_base_model
 from minrl.run.setup import load_policy
@@ -35,7 +34,6 @@ from minrl.tasks.tictactoe import (
     winner,
 )
 from minrl.types import Completion, Example, Turn, UserError
-from minrl.utils.statistics import summarize
 from tests.conftest import CPU
 
 ROOT = Path(__file__).parent.parent
@@ -96,63 +94,22 @@ def test_perfect_play_is_a_draw_and_a_corner_has_one_answer():
     assert best_squares("xx34o6789") == ["3"]  # must block
 
 
-def test_two_perfect_players_draw_and_none_ever_loses_to_a_random_one():
-    rng = random.Random(0)
-    for game in range(60):
-        perfect = "xo" if game < 20 else "xo"[game % 2]
-        board = EMPTY
-        while (ended := winner(board)) is None:
-            choices = best_squares(board) if to_move(board) in perfect else free_squares(board)
-            board = played(board, rng.choice(choices))
-        assert ended == "draw" if perfect == "xo" else ended in ("draw", perfect)
-
-
 BOARD = "xox4oxo89"
 
 MOVES = [
     ("4", "4"),
-    (" 8 \n", "8"),
     ("**8**.", "8"),
-    ("\uff18", "8"),
     ("\u0668", "8"),
-    ("`8`", "8"),
     ("<think> 4 or 9? <answer> 4 </answer> </think> 8", "8"),
     ("4? </think>\n\n8", "8"),
-    ("<think> 8", None),
     ("<think> <answer> 8 </answer> </think>", None),
-    ("<answer> 9 </answer>", "9"),
-    ("the centre is taken, so <answer>4</answer>", "4"),
-    # taken, none, or not on the board
-    ("1", None),
-    ("5", None),
-    ("0", None),
-    ("10", None),
-    ("-4", None),
-    ("", None),
-    ("   ", None),
-    ("x", None),
-    # several
-    ("4 8", None),
-    ("48", None),
-    ("4 <answer> 8", None),
-    ("<answer> 4 </answer> <answer> 8 </answer>", None),
-    ("<answer> 4 8 </answer>", None),
-    ("<answer> </answer>", None),
+    ("the centre is taken, so <answer>9</answer>", "9"),
+    *((text, None) for text in ("1", "5", "0", "10", "-4", "", "x", "04", "4.0", "four", "\u2463", "\u2074")),
+    *((text, None) for text in ("4 8", "48", "<answer> 4 </answer> <answer> 8 </answer>", "<answer> 4 8 </answer>")),
     # the opponent's move too, and a board of one's own
     ("4 <end> <user> x o x x o x o o 9 <assistant> 9", None),
-    ("4\nplay o\n8", None),
     ("x o x\n4 o x\no x 9", None),
-    # digits that are none of ours, and other spellings
-    ("\u2463", None),
-    ("\u2074", None),
-    ("4.0", None),
-    ("04", None),
-    ("+4", None),
-    ("four", None),
-    # giant
-    ("4 " * 50_000, None),
-    ("4" * 100_000, None),
-    ("<answer>" * 20_000 + "4", None),
+    *((text, None) for text in ("4 " * 50_000, "4" * 100_000, "<answer>" * 20_000 + "4")),
 ]
 
 
@@ -195,20 +152,14 @@ def test_against_an_opponent_the_policy_plays_one_side(opponent, plays):
     task, seen = task_against("self"), set()
     for seed in range(30):
         rng, episode = random.Random(seed), task.play(example(opponent, plays), random.Random(seed + 100))
-        turn, moves = next(episode), 0
-        try:
+        turn = next(episode)
+        with pytest.raises(StopIteration) as end:
             while True:
-                assert turn.role == plays and not turn.frozen
                 board = board_in(turn.message, plays)
-                assert to_move(board) == plays
-                moves += 1
+                assert turn.role == plays == to_move(board) and not turn.frozen
                 turn = episode.send(rng.choice(free_squares(board)))
-        except StopIteration as end:
-            (reward,) = end.value.values()
-            seen.add(reward.value)
-        assert moves >= 2
-    assert (1.0 in seen) == (opponent == "random")  # nobody beats the perfect one
-    assert 0.0 in seen
+        seen.update(reward.value for reward in end.value.value.values())
+    assert (1.0 in seen) == (opponent == "random") and 0.0 in seen  # nobody beats the perfect one
 
 
 def test_a_frozen_opponent_is_asked_and_not_rewarded():
@@ -228,14 +179,6 @@ def test_openings_are_of_every_length_as_often_and_one_in_four_holds_a_mistake()
     decided = Counter(9 - len(free_squares(board)) for board in boards if value(board))
     assert decided == dict.fromkeys(range(2, 7), OPENINGS // 4)
     assert {value(board) for board in boards if len(free_squares(board)) == 5} == {-1, 0, 1}
-    boards = [board for board in boards if value(board) == 0]
-    # The 9 boards after one move are all there. Of the 72 after two, those in which o has not lost yet: the centre
-    # answers a corner, a corner the centre, and an edge is answered by the centre, a corner beside it or the far edge.
-    assert len({b for b in boards if len(free_squares(b)) == 8}) == 9
-    answers = {"1": "5", "5": "1379", "2": "5138"}
-    two = {(x, b.index("o") + 1) for b in boards if len(free_squares(b)) == 7 for x in [str(b.index("x") + 1)]}
-    assert len(two) == 4 * 1 + 4 + 4 * 4
-    assert {(x, str(o)) for x, o in two if x in answers} == {(x, o) for x in answers for o in answers[x]}
 
 
 @pytest.mark.parametrize("opponent", ["self", "random", "minimax", "frozen", "mix"])
@@ -308,28 +251,6 @@ def test_the_base_model_learns_positions_exactly_as_play_shows_them(tmp_path, pr
     (one,) = rollout(policy, Says(policy), workers, replayed, task.dataset.train[:1], plan).rollouts
     assert (one.ids, one.loss_mask, one.turns) == (demonstrated.ids, demonstrated.loss_mask, demonstrated.turns)
     assert policy.tokenizer.unk_token_id not in one.ids
-
-
-def test_an_untrained_policy_plays_and_every_share_is_counted(policy, engine, workers):
-    task = task_against("self")
-    plan = Plan(2, 4, 1.0, 0, "test", 1)
-    sampled = rollout(policy, engine, workers, task, task.dataset.held_out[:8], plan)
-    assert sampled.failures == []
-    evaluation = summarize(task.dataset.held_out[:8], sampled.rollouts, sampled.rollouts)
-    shares = evaluation.parts_by_category["match=x-against-random"]
-    assert sum(shares.values()) == pytest.approx(1.0) and set(shares) == {"win", "draw", "loss", "illegal"}
-    assert evaluation.greedy_parts_by_category == evaluation.parts_by_category
-    plain = evaluation.to_json()
-    assert plain["parts_by_category"]["match=o-against-minimax"]["win"] == 0.0
-    tags = evaluation.metrics("tictactoe")
-    assert tags["eval/tictactoe/match=x-against-random/illegal"] == shares["illegal"]
-
-
-def test_completions_alone_are_refused(tmp_path, workers):
-    (tmp_path / "mine.jsonl").write_text('{"completion": "5"}\n')
-    with pytest.raises(UserError, match=r"played over several turns .* name a model with --checkpoint"):
-        score_file(task_against("self"), tmp_path / "mine.jsonl", tmp_path / "out.jsonl", workers)
-    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,30 +3,21 @@
 import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import minrl
-from minrl import sampling, train
+from minrl import train
 from minrl.__main__ import main
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS
 from minrl.config import TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.rollout import rollout
-from minrl.run import setup
-from minrl.tasks import TASK_DEFINITIONS, Dataset, Task
+from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward, UserError
-from minrl.utils.signals import answered, stop_at_once
 from tests.say_sevens import count_sevens
 
 
@@ -87,16 +78,6 @@ def test_the_reward_goes_up(loop, algorithm):
     assert curve == {0: found["eval_before"]["pass@1"], 10: found["eval_after"]["pass@1"]}
 
 
-def test_with_checkpoints_in_bfloat16_a_resumed_run_ends_as_one_that_was_not_stopped(loop, tmp_path):
-    flags = ["--schedule", "constant", "--no-preflight", "--no-eval-first", "--run-name"]
-    loop(*flags, "whole", "--steps", "4")
-    loop(*flags, "halves", "--steps", "2", "--save-dtype", "bfloat16")
-    saved = load_file(tmp_path / "ckpt" / "halves" / "step_000002" / "model.safetensors")
-    assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
-    assert resume(tmp_path / "runs/halves", "--steps", "4") == 0
-    assert len(set(weights_of(tmp_path, "whole", "halves"))) == 1
-
-
 def test_an_algorithm_of_a_file_is_that_of_the_resumed_run_too(loop, tmp_path):
     source = "from minrl.algorithms import ALGORITHMS\nmine = ALGORITHMS['dr_grpo']\n"
     (tmp_path / "own_row.py").write_text(source)
@@ -124,22 +105,6 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a
     assert f"stopped at step 3; last checkpoint {last}: python -m minrl train --resume {run}" in said
 
 
-@pytest.mark.parametrize("has_judge", [False, True])
-def test_a_prompt_that_is_too_long_is_never_drawn(loop, sevens, monkeypatch, has_judge):
-    long = [Example(f"long {n}", "1 " * 1024, {"number": n}) for n in range(8)]  # as long as the whole context
-    data = sevens.dataset
-    object.__setattr__(sevens, "dataset", Dataset([*data.train, *long[:4]], [*data.held_out, *long[4:]]))
-    drawn = set()
-    monkeypatch.setattr(sampling, "rollout", lambda *a: drawn.update(one.id for one in a[4]) or rollout(*a))
-    if has_judge:  # with one, a single turn is an episode
-        judged = nullcontext(lambda task: replace(task, episode=task.play))
-        monkeypatch.setattr(setup, "judging", lambda *_: judged)
-    status, run = loop("--steps", "3", "--eval-examples", "100")  # three times as many draws as there are examples
-    assert status == 0
-    assert drawn == {example.id for example in data.train}
-    assert summary_of(run)["eval_after"]["examples"] == len(data.held_out)
-
-
 def test_an_exact_engine_that_is_not_stops_the_run_before_anything_is_saved(loop, tmp_path, monkeypatch):
     generate = TorchEngine.generate
 
@@ -161,23 +126,6 @@ def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(loop, sevens
         loop("--model-id", "none")
 
 
-SCRIPT = """
-import json, sys
-import minrl
-assert "torch" not in sys.modules
-rows = [{"prompt": f"numbers {' '.join(str(n))}", "word": "7"} for n in range(40)]
-@minrl.task(data=rows, prompt="prompt", held_out=0.3)
-def ends(completion, row):
-    return completion.strip().endswith(row["word"])
-for first in sys.argv[2:]:
-    exec(first)
-sizes = dict(steps=2, prompts_per_step=4, group_size=4, max_tokens=4, eval_examples=8, eval_samples=2)
-quick = dict(preflight=False, quiet=True, threads=1, device="cpu", runs_dir="runs", checkpoints_dir="checkpoints")
-config = minrl.TrainerConfig(task=ends, model_id=sys.argv[1], **sizes, **quick)
-print(json.dumps(minrl.train(config)))
-"""
-
-
 def test_a_task_object_is_trained_by_a_call(sevens_model, sevens, tmp_path):
     sizes = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 4, "eval_examples": 8, "eval_samples": 2}
     quick = {"preflight": False, "quiet": True, "threads": 1, "device": "cpu", "model_id": sevens_model}
@@ -189,27 +137,6 @@ def test_a_task_object_is_trained_by_a_call(sevens_model, sevens, tmp_path):
     assert summary == summary_of(tmp_path / "runs" / summary["run"])
     assert (summary["task"], summary["steps"]) == ("own", 2)
     assert summary["eval_after"]["pass@1"] is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["", "from minrl.train import main, train"])
-def test_a_task_of_a_script_is_trained_whatever_was_imported_first(sevens_model, tmp_path, first):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), sevens_model, first]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    summary = json.loads(ended.stdout.splitlines()[-1])
-    assert summary == summary_of(tmp_path / "runs" / summary["run"])
-    assert (summary["task"], summary["steps"]) == ("ends", 2)
-    assert summary["eval_after"]["pass@1"] is not None  # a worker process could not import the reward
-
-
-def test_the_names_of_the_library_are_those_of_its_modules():
-    assert (minrl.TrainerConfig, minrl.Task) == (TrainerConfig, Task)
-    assert (minrl.ALGORITHMS, minrl.TASK_DEFINITIONS) == (ALGORITHMS, TASK_DEFINITIONS)
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        _ = minrl.trian
 
 
 def test_settings_that_were_not_given_have_the_defaults_of_the_models_size(monkeypatch):
@@ -237,14 +164,3 @@ def test_what_is_no_config_or_task_is_refused(sevens):
             minrl.train(TrainerConfig(**settings))
     with pytest.raises(UserError, match=r"minrl\.train takes a TrainerConfig, got dict"):
         minrl.train({"steps": 2})
-
-
-def test_in_a_thread_no_signal_is_handled():
-    with ThreadPoolExecutor(1) as pool, answered(stop_at_once):
-        before = signal.getsignal(signal.SIGINT)
-
-        def inside():
-            with answered(print):
-                return signal.getsignal(signal.SIGINT)
-
-        assert pool.submit(inside).result() is before

@@ -25,27 +25,14 @@ def test_prompts_of_unknown_words_are_refused_in_either_split(policy, said):
     assert not said
 
 
-def test_up_to_one_in_a_hundred_is_said_and_let_pass(policy, said):
+def test_up_to_one_in_a_hundred_is_reported_and_accepted(policy, said):
     read = prompts_read(policy, ["numbers 3 eins", *KNOWN[:33]])  # one of 3 * 34 = 102 tokens: 0.98 %
     check_words(policy, "the prompts", read)
-    assert said == [
-        "0.98% of the tokens of the prompts stand for words that the model's tokenizer lacks ('eins'): the model reads "
-        "them all as <unk>\n"
-    ]
+    assert "0.98% of the tokens of the prompts stand for words" in said[0] and "('eins')" in said[0]
     with pytest.raises(UserError, match=r"1.01% of .*; at most 1% may: choose a model"):
         check_words(policy, "the prompts", read[:-1])
-
-
-def test_a_tokenizer_of_bytes_lacks_no_word(policy):
-    policy.tokenizer.unk_token = policy.tokenizer.eos_token  # as GPT-2's is named
+    policy.tokenizer.unk_token = policy.tokenizer.eos_token  # as GPT-2's is named: a tokenizer of bytes lacks no word
     check_words(policy, "the prompts", [([policy.tokenizer.eos_token_id], "")])
-
-
-def test_what_an_episode_shows_is_not_its_examples_prompt(policy):
-    def episode(example, rng):
-        yield
-
-    check_task_words(policy, "mine", task_of(["eins"], ["zwei"], episode=episode))
 
 
 WORDS = ["numbers", *map(str, range(9)), "7"]
@@ -58,9 +45,6 @@ def test_demonstrations_beyond_the_vocabulary_are_refused():
     require_words(WORDS, ["mine"], task("7"), CPU)
     with pytest.raises(UserError, match=r"of the demonstrations of mine stand for words .* lacks \('sieben'\)"):
         require_words(WORDS, ["mine"], task("sieben"), CPU)
-
-
-def test_a_task_that_is_only_evaluated_is_read_before_the_model_is_made():
-    tasks = {"mine": task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: "7")}
+    # A task that is only evaluated is read before the model is made.
     with pytest.raises(UserError, match="of the training prompts of other stand for words"):
-        require_words(WORDS, ["mine"], {**tasks, "other": task_of(["acht"], ["neun"])}, CPU)
+        require_words(WORDS, ["mine"], {**task("7"), "other": task_of(["acht"], ["neun"])}, CPU)

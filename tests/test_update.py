@@ -1,12 +1,8 @@
 """What must not change the gradient, for every row of ALGORITHMS; and what must."""
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -135,23 +131,6 @@ def test_figures_and_weights_do_not_depend_on_the_number_of_processes(
         for column in ("logprobs", "importance_weights"):
             mine, other = getattr(found, column), getattr(alone, column)
             torch.testing.assert_close(mine, other, atol=BOUND, rtol=0, equal_nan=True)
-
-
-@pytest.mark.slow
-def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollouts, whole, tmp_path):
-    root = Path(__file__).parent.parent
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, str(root / "tests" / "gradients.py"), str(tmp_path / "two.pt"), *ALGORITHMS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    two = torch.load(tmp_path / "two.pt")
-    for name in ALGORITHMS:
-        assert_same(two[name], whole(name))
-    for minibatches in (2, 4):
-        one, _ = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))
-        # Two passes; of four groups one has no spread, which alone in its minibatch takes no step.
-        assert len(one) == {2: 4, 4: 6}[minibatches]
-        assert_same(two[minibatches], one)
 
 
 @pytest.mark.parametrize("name", GROUP_RELATIVE)

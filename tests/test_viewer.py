@@ -18,7 +18,6 @@ from minrl.report import rollouts as page
 from minrl.report.lines import readable, token_texts, training_lines
 from minrl.report.rollouts import (
     PAGE,
-    Limits,
     about,
     choose,
     encode,
@@ -179,22 +178,16 @@ def test_a_run_of_any_name_is_escaped(tmp_path):
     assert "<script>alert" not in make_page(folder).read_text()
 
 
-def test_a_torn_file_is_said_and_costs_only_its_step(tmp_path):
-    folder = write_run(tmp_path / "run", {10: many(2, 2), 20: many(2, 2)})
-    torn = folder / "rollouts" / "step_000020.jsonl.gz"
+def test_what_cannot_be_read_is_said_and_costs_only_its_step(tmp_path):
+    folder = write_run(tmp_path / "run", {10: [], 20: many(2, 2), 30: many(2, 2)})
+    with gzip.open(folder / "rollouts/step_000010.jsonl.gz", "wt") as file:
+        file.write('{"schema": 1}\n')
+    torn = folder / "rollouts/step_000020.jsonl.gz"
     torn.write_bytes(torn.read_bytes()[:100])
     steps = packed_steps(make_page(folder))
+    assert "schema 1" in unpacked(steps[10].about)["problem"]
     assert "step_000020.jsonl.gz cannot be read" in unpacked(steps[20].about)["problem"]
-    assert len(unpacked(steps[10].data)["rollouts"]) == 4
-
-
-def test_rollouts_of_another_version_are_said_to_be_such(tmp_path):
-    folder = write_run(tmp_path / "run", {10: []})
-    with gzip.open(folder / "rollouts" / "step_000010.jsonl.gz", "wt") as file:
-        file.write('{"schema": 1}\n')
-    with pytest.raises(UserError, match="schema 1"):
-        read_lines(folder / "rollouts" / "step_000010.jsonl.gz")
-    assert "schema 1" in unpacked(packed_steps(make_page(folder))[10].about)["problem"]
+    assert len(unpacked(steps[30].data)["rollouts"]) == 4
 
 
 def test_a_page_that_cannot_be_made_does_not_end_a_run(tmp_path, monkeypatch):
@@ -209,14 +202,11 @@ def test_a_page_that_cannot_be_made_does_not_end_a_run(tmp_path, monkeypatch):
     assert len(said) == 1 and f"could not be made (division by zero); python -m minrl rollouts '{folder}'\n" in said[0]
 
 
-def test_a_run_without_rollouts_gets_no_page_by_itself(tmp_path):
+def test_what_a_resume_cut_away_goes_from_the_page(tmp_path):
     folder = write_run(tmp_path / "run", {})
     refresh_page(folder)
-    assert not (folder / PAGE).exists()
-
-
-def test_what_a_resume_cut_away_goes_from_the_page(tmp_path):
-    folder = write_run(tmp_path / "run", {10: many(2, 2), 20: many(2, 2)})
+    assert not (folder / PAGE).exists()  # before the first rollouts
+    write_run(folder, {10: many(2, 2), 20: many(2, 2)})
     refresh_page(folder)
     for step in (20, 10):
         RunFiles(folder, cut_after=step - 1)
@@ -233,32 +223,9 @@ def test_the_command_writes_the_page_of_a_run_by_its_name(tmp_path, capsys):
     assert unpacked(packed_steps(tmp_path / "all.html")[10].about)["shown"] == 8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "name the run"),
-        (["nowhere"], "no run nowhere: .* has mine"),
-        (["mine", "--max-steps", "-1"], "max_steps must be 0 .all., or at least 1, got -1"),
-        ([".."], "no run .*: neither it nor"),
-    ],
-)
-def test_what_the_command_refuses(tmp_path, arguments, said):
-    write_run(tmp_path / "mine", {})
-    with pytest.raises(UserError, match=said):
-        main(["rollouts", *arguments, "--runs-dir", str(tmp_path)])
-
-
-def test_limits_of_zero_are_everything(tmp_path):
-    folder = write_run(tmp_path / "run", {step: many(2, 2, step) for step in range(10, 60, 10)})
-    assert len(packed_steps(make_page(folder, None, Limits(max_steps=3)))) == 3
-    assert len(packed_steps(make_page(folder, None, Limits(max_steps=0)))) == 5
-
-
-def test_a_rollout_of_two_roles_says_who_took_which_turn():
-    episode = [PlayedTurn("x", 1, "stop"), PlayedTurn("o", 2, "length", "said"), PlayedTurn("x", 3, "stop")]
-    one = line([[" 1"], [" 2"]], roles=("x",), episode=episode, reward=Reward(1.0))
-    (rollout,) = encode([one])["rollouts"]
-    assert rollout["episode"] == [["x", "1", "stop", None], ["o", "2", "length", "said"], ["x", "3", "stop", None]]
+def test_the_command_without_a_run_is_refused():
+    with pytest.raises(UserError, match="name the run"):
+        main(["rollouts"])
 
 
 def test_a_turn_says_who_wrote_its_message_and_a_run_of_an_earlier_version_does_not():

@@ -3,11 +3,7 @@
 import json
 import math
 import os
-import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +15,6 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     MixtralConfig,
     MixtralForCausalLM,
 )
@@ -34,13 +28,12 @@ from minrl.engines.vllm_sync import (
     Checkpoint,
     Compared,
     SyncError,
-    differing,
-    find_held,
+    find_engine_tensors,
+    mismatched_tensors,
     policy_logprobs,
     probe_of,
     require_synced,
     spread_ids,
-    transposed_names,
     unread,
 )
 from minrl.run import preflight
@@ -63,31 +56,19 @@ def test_vllm_samples_with_the_policy_before_and_after_an_update(name):
     assert found.gap <= TOLERANCE["float32"] and found.spread > 0.5
 
 
-def test_vllm_is_given_the_processor_of_a_multimodal_model(policy, monkeypatch):
-    """It makes one where it runs the class of text and images."""
-    given = {}
-
-    def engine(model, **_):
-        given.update({path.name: path.read_bytes() for path in Path(model).iterdir()})
-        return SimpleNamespace()
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine))
-    monkeypatch.setattr(vllm_engine, "supported_head_sizes", lambda: list(range(1024)))
-    monkeypatch.setattr(vllm_engine, "engine_model", lambda llm: nn.Module())
-    monkeypatch.setattr(policy.model, "processor_files", {"preprocessor_config.json": b"{}"}, raising=False)
-    vllm_engine.start(EngineConfig(), policy, policy.model, 1, 64)
-    assert given["preprocessor_config.json"] == b"{}" and "config.json" in given
-
-
 def test_what_vllm_starts_from_is_in_the_same_folder_for_the_same_model(policy, make_policy, tmp_path, monkeypatch):
-    """The folder's path is part of the key by which vLLM finds what it compiled before."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = vllm_engine.shape_folder(policy, policy.model)
+    """Its path is part of the key by which vLLM finds what it compiled before. vLLM makes a multimodal processor."""
+    monkeypatch.setattr(policy.model, "processor_files", {"preprocessor_config.json": b"{}"}, raising=False)
+    folder = vllm_engine.shape_folder(tmp_path, policy, policy.model)
+    assert (folder / "preprocessor_config.json").read_bytes() == b"{}"
     (folder / "config.json").unlink()  # as by what cleans up old files
-    assert vllm_engine.shape_folder(policy, make_policy(1).model) == folder and (folder / "config.json").exists()
-    monkeypatch.setattr(policy.model.config, "rope_parameters", {"rope_type": "default", "rope_theta": 7.0})
-    assert vllm_engine.shape_folder(policy, policy.model) != folder
-    assert len(list(folder.parent.iterdir())) == 2
+    assert vllm_engine.shape_folder(tmp_path, policy, policy.model) == folder and (folder / "config.json").exists()
+    plain = make_policy(1)
+    other = vllm_engine.shape_folder(tmp_path, plain, plain.model)
+    assert other != folder
+    plain.model.config.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
+    assert vllm_engine.shape_folder(tmp_path, plain, plain.model) not in (folder, other)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_what_vllm_takes_of_a_card_when_it_wakes_is_counted_before_the_first_step(policy, monkeypatch):
@@ -118,11 +99,11 @@ def test_a_convolution_that_is_packed_in_place_is_compared_as_it_was_loaded():
     engine.mixer.conv1d = layer
     layer._cpu_unpacked_conv_weight = layer.weight.detach().view(2, 3).clone()
     layer.weight.data = layer.weight.data.flip(2)  # stands for the packed order
-    held = find_held(engine, loaded)
+    held = find_engine_tensors(engine, loaded)
     assert [tensor.name for tensor in held] == list(loaded)
-    assert differing(held, loaded, torch.float32, 0)[0] == []
+    assert mismatched_tensors(held, loaded, torch.float32, 0)[0] == []
     layer._cpu_unpacked_conv_weight[1, 2] += 1
-    assert differing(held, loaded, torch.float32, 0)[0] == list(loaded)
+    assert mismatched_tensors(held, loaded, torch.float32, 0)[0] == list(loaded)
 
 
 @pytest.mark.slow
@@ -239,36 +220,29 @@ def test_tensors_are_found_under_other_names_and_shapes():
         "transformer.h.0.layer_scalar": torch.ones(1),
         "transformer.h.0.lost": torch.ones(1),
     }
-    held = find_held(model, weights, {"transformer.h.0.attn.c_attn.weight"})
+    held = find_engine_tensors(model, weights, {"transformer.h.0.attn.c_attn.weight"})
     assert unread(held, weights) == ["transformer.h.0.lost"]
-    assert differing(held, weights, torch.float32, 0)[0] == []
+    assert mismatched_tensors(held, weights, torch.float32, 0)[0] == []
     for name in weights.keys() - {"transformer.h.0.lost"}:
         changed = weights[name].clone()
         changed[-1] += 1
-        assert differing(held, {**weights, name: changed}, torch.float32, 0)[0] == [name]
+        assert mismatched_tensors(held, {**weights, name: changed}, torch.float32, 0)[0] == [name]
 
 
 def test_rows_in_another_order_are_the_probes_to_judge_and_other_values_are_not():
     model = nn.ModuleDict({"q_proj": nn.Linear(4, 6, bias=False)})
     weights = {"q_proj.weight": model["q_proj"].weight.detach()[torch.tensor([3, 1, 2, 0, 5, 4])]}
-    held = find_held(model, weights)
-    assert differing(held, weights, torch.float32, 0) == ([], ["q_proj.weight"])
+    held = find_engine_tensors(model, weights)
+    assert mismatched_tensors(held, weights, torch.float32, 0) == ([], ["q_proj.weight"])
     weights["q_proj.weight"][0, 0] += 1e-6
-    assert differing(held, weights, torch.float32, 0)[0] == ["q_proj.weight"]
+    assert mismatched_tensors(held, weights, torch.float32, 0)[0] == ["q_proj.weight"]
 
 
 def test_a_tied_head_is_read_where_the_embedding_is():
     embedding = torch.randn(5, 4)
     model = nn.ModuleDict({"model": nn.ModuleDict({"embed_tokens": nn.Embedding(5, 4, _weight=embedding.clone())})})
     weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
-    assert unread(find_held(model, weights), weights) == []
-
-
-def test_weights_with_a_column_for_each_output_are_known():
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=16, n_layer=1, n_head=2))
-    assert {name.removeprefix("transformer.h.0.") for name in transposed_names(model)} == {
-        f"{layer}.weight" for layer in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    }
+    assert unread(find_engine_tensors(model, weights), weights) == []
 
 
 OUTLIER, APART, NAN = [4.0] + [0.05] * 31, [0.3] * 32, [math.nan] * 32
@@ -307,6 +281,7 @@ def test_the_probe_is_a_prompt_and_its_completion_from_the_start():
     assert probe_of([1, 2], [3, 4], 64) == [1, 2, 3, 4]
     assert probe_of([1, 2], [3, 4], 4) == [1, 2, 3]  # room for the token that the engine appends
     assert probe_of(range(900), [3], 4096) == list(range(512))
+    assert probe_of([1], [], 64) == []  # nothing to compare
 
 
 def test_experts_in_another_order_are_wrong():
@@ -316,10 +291,10 @@ def test_experts_in_another_order_are_wrong():
     for name, weight in weights.items():
         experts.register_parameter(name.rpartition(".")[2], nn.Parameter(weight.clone()))
     model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": experts})})
-    held = find_held(model, weights)
-    assert differing(held, weights, torch.float32, 0) == ([], [])
+    held = find_engine_tensors(model, weights)
+    assert mismatched_tensors(held, weights, torch.float32, 0) == ([], [])
     experts.down_proj.data[[0, 1]] = experts.down_proj.data[[1, 0]]
-    assert differing(held, weights, torch.float32, 0) == (["mlp.experts.down_proj"], [])
+    assert mismatched_tensors(held, weights, torch.float32, 0) == (["mlp.experts.down_proj"], [])
 
 
 def test_whatever_vllm_raises_is_one_line_with_its_reason(policy):

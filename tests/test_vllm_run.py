@@ -103,16 +103,6 @@ def test_an_engine_that_breaks_in_a_run_ends_it_and_names_checkpoint_and_command
     assert f"python -m minrl train --resume {run}" in said
 
 
-def test_two_processes_each_sample_with_an_engine_of_their_own(tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    process = start(*launch, "train.py", *FLAGS, *folders(tmp_path))
-    _, said = process.communicate(timeout=600)
-    assert process.returncode == 0, said
-    lines = metrics(tmp_path)
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert all(line["engine/logprob_gap_max"] <= 1e-4 for line in lines)
-
-
 def test_processes_have_an_engine_each_or_hold_one_together_and_torch_stays_as_it_was(tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     process = start(*launch, ROOT / "tests/two_engines.py", tmp_path)

@@ -77,22 +77,15 @@ def test_a_run_that_goes_on_has_each_step_once_and_its_name_settings_and_identit
     assert config["learning_rate"] == 3e-4
 
 
-def test_a_step_that_the_server_has_is_not_sent_again(tmp_path):
+def test_what_the_server_has_is_not_sent_again_and_distributions_are_counts(tmp_path):
     board = Wandb(tmp_path, [], {}, [])
     board._next = 2  # as the server says when a run resumes
     for step in (0, 1, 2):
+        board.histogram(step, "reward/value", np.array([0.0, 1.0]))
         board.scalars(step, {"reward/mean": 1.0})
-    board.close(2, finished=True)
-    assert [step for step, _ in history(tmp_path)] == [2]
-
-
-def test_distributions_are_shown_as_counts(tmp_path):
-    board = Wandb(tmp_path, [], {}, [])
-    board.histogram(1, "reward/value", np.array([0.0, 1.0]))
-    board.scalars(1, {"reward/mean": 1.0})
-    board.close(1, finished=False)
+    board.close(2, finished=False)
     ((step, row),) = history(tmp_path)
-    assert step == 1 and row["reward/mean"] == 1.0
+    assert step == 2 and row == {"reward/mean": 1.0, **{name: row[name] for name in row if "spread" in name}}
     assert row["reward/value_spread/values"] == [1, *[0] * 62, 1]
     (exit_code,) = [record.exit.exit_code for record in records(tmp_path) if record.HasField("exit")]
     assert exit_code == 1  # it did not finish

@@ -70,10 +70,8 @@ def refused(capfd, monkeypatch):
 
 FLAGS = [
     # several tasks
-    *(("train", f"--task countdown:{weight},hanoi:1", f"of countdown must be a number above 0, got '{weight}'")
-      for weight in ("0", "nan", "inf")),
-    ("train", "--task countdown:many,hanoi:1", "the weight of countdown must be a number, got 'many'"),
     ("train", "--task :2,hanoi", "task must name a task before its weight, got ':2'"),
+    ("train", "--task countdown:nan,hanoi:1", "of countdown must be a number above 0, got 'nan'"),
     ("train", "--task countdown:2,hanoi:1,countdown:1", "task names countdown twice"),
     ("train", "--task countdown,hanoi --task-max-tokens tictactoe:9", "the tasks are countdown, hanoi"),
     ("train", "--task countdown,hanoi --task-max-tokens hanoi:5,hanoi:6", "each task once"),
@@ -85,8 +83,6 @@ FLAGS = [
     ("expert-iteration", "--task countdown,hanoi", "train.py alone takes several tasks in one run"),
     # values, and flags that contradict each other or need another
     ("evaluate", "--checkpoint x --pass-at two", "pass_at must be an integer, got 'two'"),
-    ("evaluate", "--checkpoint x --force all", "must be one of generate, score, got 'all'"),
-    ("train", "--chat-template chatlm", "one of chatml, llama3, gemma, plain, got 'chatlm'", "did you mean chatml?"),
     ("evaluate", "--models openai:x@http://h --chat-template plain", "chat_template is for models loaded here"),
     ("train", "--runs-dir ''", "runs_dir must name a folder, got ''"),
     ("train", "--overlong penalize", "overlong_buffer go together, got penalize and 0"),
@@ -103,13 +99,10 @@ FLAGS = [
     ("train", "--task nowhere.py:task", "--task", "no file", "/nowhere.py"),
     ("train", "--task empty.py", "say which of its attributes is the task", "empty.py:TASK"),
     ("train", "--task notes.txt", "no task 'notes.txt'", "path/to/file.py:name"),
-    ("train", "--config rows.jsonl", "unknown setting 'prompt'"),
     ("train", "--runs-dir notes.txt", "notes.txt", "a file is where a folder should be", "--runs-dir"),
     ("train", "--judge-model m --judge-prompt notes.txt", "never shows the completion: write {completion} in it"),
     ("evaluate", "--completions nowhere.jsonl", "cannot read the completions in nowhere.jsonl", "No such file"),
     ("evaluate", "--completions rows.jsonl --output .", "cannot write .: it is a folder; name a file"),
-    ("evaluate", "--completions rows.jsonl --output notes.txt/x", "notes.txt: a file is where a folder should be"),
-    ("filter", "--data nowhere.jsonl --output out", "cannot read the rows in nowhere.jsonl"),
     ("report", "notes.txt", "no run notes.txt", "holds a config.json"),
 ]  # fmt: skip
 """A program, its flags, and what its one line must hold. More are in test_cli.py and test_config.py."""
@@ -137,8 +130,6 @@ GSM8K = ("train", f"--task gsm8k --data-path mine.jsonl --model-id nowhere {TINY
 SFT = ("sft", "--data mine.jsonl --model-id nowhere --device cpu --quiet")
 COLUMNS = ("columns question, answer", "train.jsonl and test.jsonl")
 DATA = {
-    "a table with commas": ("question,answer\n1 + 1,2\n", *GSM8K, "not JSON"),
-    "many lines cut": (MANY + (LINE[:30] + "\n") * 3, *GSM8K, "line 41", "not JSON"),
     "one object over all rows": (json.dumps({"data": [ROW]}), *GSM8K, "row 1", "lacks question, answer", "has data"),
     "a column renamed half way": (MANY + MANY.replace("answer", "solution"), *GSM8K, "row 41", "40 of 80 rows"),
     "a question that is null": (lines({**ROW, "question": None}), *GSM8K, "row 1", "question"),
@@ -147,23 +138,14 @@ DATA = {
     "Windows' 16 bits": (MANY.encode("utf-16"), *GSM8K, "is not UTF-8 text"),
     "Latin letters of old": (MANY.replace("What", "Wh\u00e4t").encode("latin-1"), *GSM8K, "WINDOWS-1252"),
     "a number of too many digits": ('{"question": "1", "answer": ' + "9" * 5000 + "}", *GSM8K, "line 1", "not JSON"),
-    "an empty folder": ({}, *GSM8K, *COLUMNS),
     "a folder of other names": ({"training.jsonl": LINE, "validation.jsonl": LINE}, *GSM8K, *COLUMNS),
     "a folder with an empty split": ({"train.jsonl": MANY, "test.jsonl": ""}, *GSM8K, *COLUMNS),
-    "sft: a table": ("prompt,response\n1,2\n", *SFT, "mine", "line 1 is not JSON"),
     "sft: other columns": (LINE, *SFT, "row 1", "it has question, answer", "--prompt-column"),
-    "sft: a list of texts": (json.dumps(["1", "2"]), *SFT, "row 1", "must be a JSON object, got str"),
     "filter: of 16 bits": (
         SHOWN.encode("utf-16"),
         "filter",
         f"{ROWS} --data mine.jsonl --output kept",
         "the rows in mine",
-    ),
-    "evaluate: of 16 bits": (
-        SHOWN.encode("utf-16"),
-        "evaluate",
-        f"{ROWS} --completions mine.jsonl",
-        "completions in mine",
     ),
 }
 """What the file or folder `mine.jsonl` holds, the program, its flags, and what its one line must hold."""
@@ -222,50 +204,38 @@ def set_to(**changes):
 MODELS = {
     "empty": (emptied, NO_MODEL),
     "config cut": (lambda: cut(MODEL / "config.json"), NO_MODEL),
-    "config is a list": (lambda: (MODEL / "config.json").write_text("[]"), NO_MODEL),
     "config of an encoder": (lambda: edit(MODEL / "config.json", model_type="vit"), "a model of type 'vit'"),
     "no tokenizer": (lambda: [path.unlink() for path in MODEL.glob("tokenizer*")], NO_MODEL),
-    "tokenizer a pointer of git-lfs": (lambda: (MODEL / "tokenizer.json").write_text("version https://"), NO_MODEL),
     "no weights": (WEIGHTS.unlink, NO_MODEL),
     "weights cut": (lambda: cut(WEIGHTS), NO_MODEL),
     "weights of another width": (lambda: edit(MODEL / "config.json", hidden_size=128), "weights of its own shape"),
     "weights not finite": (not_finite, "not finite"),
     "weights in a damaged pickle": (lambda: WEIGHTS.rename(MODEL / "pytorch_model.bin"), NO_MODEL),
     "adapter without its base": (lambda: adapter("/nowhere/base"), "/nowhere/base"),
-    "adapter whose config is cut": (lambda: (adapter("base"), cut(MODEL / "adapter_config.json")), "adapter_config."),
     "adapter without weights": (lambda: adapter("base"), "adapter_model.safetensors"),
     "a file": (lambda: (shutil.rmtree(MODEL), MODEL.write_bytes(b"GGUF")), "is damaged or incomplete"),
 }
 STATES = {
     "config cut": (lambda: cut(CONFIG), "train", LATEST, "finds no run in"),
-    "config empty": (lambda: CONFIG.write_text(""), "train", NAMED, "config.json is damaged"),
     "config not UTF-8": (lambda: CONFIG.write_bytes(b"\xff\xfe"), "train", NAMED, "config.json is damaged"),
-    "config with null": (lambda: edit(CONFIG, config=None), "train", NAMED, "config.json", "config"),
     "config without its name": (lambda: edit(CONFIG, minrl_run=None), "train", NAMED, "config.json"),
     "config of a newer version": (set_to(tomorrow=1), "train", NAMED, "unknown setting 'tomorrow'"),
-    "config edited to a wrong type": (set_to(steps="many"), "train", NAMED, "steps must be an integer, got 'many'"),
     "config edited out of range": (set_to(seed=-1), "train", NAMED, "seed must be at least 0 and below 2^63, got -1"),
-    "config edited to another task": (set_to(task="chess"), "train", NAMED, "no task 'chess'"),
     "config edited to a task that is gone": (set_to(task="/gone.py:task"), "train", NAMED, "no file /gone.py"),
     "the folder above is named": (None, "train", "--resume runs", "no run and no checkpoint there"),
     "a file is named": (None, "train", f"--resume {CONFIG}", "no run and no checkpoint there"),
     "a step that is not there": (None, "train", f"--resume {KEPT}/step_000009", "no run and no checkpoint"),
     "another program's": (None, "sft", NAMED, "is not one of minrl sft", "minrl train --resume"),
-    "another program's latest": (None, "expert-iteration", LATEST, "finds no run in"),
     "checkpoints a file": (lambda: (shutil.rmtree(KEPT), KEPT.touch()), "train", NAMED, "--checkpoints-dir"),
     "metrics of other things": (lambda: METRICS.open("a").write("5\n"), "report", "run", "metrics.jsonl"),
     "metrics without a step": (lambda: METRICS.open("a").write('{"loss": 1}\n'), "report", "run", "metrics", "step"),
-    "config a list": (lambda: CONFIG.write_text("[]"), "report", "run", "config.json"),
-    "config cut for a page": (lambda: cut(CONFIG), "rollouts", "run", "config.json"),
     "checkpoints are gone": (lambda: shutil.rmtree(KEPT), "evaluate", "--checkpoint run", "are not in"),
     "checkpoints are damaged": (lambda: cut(STEP / WEIGHTS.name), "evaluate", f"--checkpoint {STEP}", "damaged"),
-    "config edited, evaluated": (set_to(max_tokens="many"), "evaluate", "--checkpoint run --quiet", "max_tokens"),
     # disks
     "runs is below a file": (Path("new").touch, "train", f"{START} --runs-dir new/deep", "a file is where a folder"),
-    "a name too long": (None, "train", f"{START} --runs-dir {'x' * 300}", "File name too long"),
     "the cache of replies is a folder": (
         *(None, "train", f"{JUDGE}runs --judge-base-url http://127.0.0.1:1/v1"),
-        *("cannot open the cache of replies", "Is a directory"),
+        *("cannot open the cache of replies", "name another file"),
     ),
     # models
     **{f"model: {case}": (what, "train", START, "/model", word) for case, (what, word) in MODELS.items()},
@@ -280,11 +250,6 @@ def test_a_broken_model_or_run_is_one_line_and_stays_as_it_is(refused, run, case
     refused(program, flags, *words)
 
 
-def test_notes_that_are_damaged_stop_nobody(run):
-    (KEPT / "run.json").write_text("[1]")
-    assert main(["train", "--resume", str(STEP)]) == 0
-
-
 def says(text, status=200, kind="application/json"):
     return lambda body: (status, {"Content-Type": kind}, text)
 
@@ -296,7 +261,6 @@ def said(text, **reason):
 SERVERS = {
     "no key": (says('{"error": {"message": "who are you?"}}', 401), "status 401: who are you?", "key in the environ"),
     "a page": (says("<html>Welcome to nginx</html>", kind="text/html"), "no chat completion"),
-    "a score out of range": (said("Score: 11"), "N from 0 to 10", "Score: 11"),
     "a cut off score": (said("Score: 1", finish_reason="length"), "'length'"),
 }
 """More are in test_openai_client.py and test_judge.py."""
@@ -345,7 +309,7 @@ SIGNALS = {
     "while the parts are made": (setup, "make_optimizer", "train", START),
     "while rows are read": (demonstrations, "_demonstration", "sft", "--data rows.jsonl --model-id model"),
     "while rows are scored": (filter, "score_lines", "filter", f"{ROWS} --data rows.jsonl --output kept"),
-    "while completions are scored": (completions, "_scored", "evaluate", f"{ROWS} --completions rows.jsonl"),
+    "while completions are scored": (completions, "score_lines", "evaluate", f"{ROWS} --completions rows.jsonl"),
     "before an evaluation": (stages, "_run", "evaluate", "--checkpoint run --quiet"),
 }
 

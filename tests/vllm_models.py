@@ -260,7 +260,7 @@ def change(model: CausalModel, size: float) -> None:
 def compare(name: str) -> Found:
     """Start the engine for the architecture, sync, update, sync, and compare. The engine is left to the process."""
     from minrl.engines.vllm import VllmEngine
-    from minrl.engines.vllm_sync import Checkpoint, find_held, transposed_names, unread
+    from minrl.engines.vllm_sync import Checkpoint, find_engine_tensors, transposed_names, unread
 
     try:
         model, tokenizer = small_model(name)
@@ -281,7 +281,7 @@ def compare(name: str) -> Found:
     except Exception:
         return Found("traceback", traceback.format_exc())
     weights = Checkpoint(model).of_text(model.state_dict())
-    probed = unread(find_held(engine.model, weights, transposed_names(model)), weights)
+    probed = unread(find_engine_tensors(engine.model, weights, transposed_names(model)), weights)
     gap = max(gap, after)
     outcome = "right" if gap <= TOLERANCE[dtype] else "wrong"
     return Found(outcome + " in bfloat16" * (name in IN_BFLOAT16), "", gap, spread, tuple(probed))

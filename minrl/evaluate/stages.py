@@ -19,13 +19,13 @@ from minrl.evaluate.generate import (
     Key,
     Row,
     generate,
-    key_of,
     read_rows,
     sampler_of,
+    write_in_order,
 )
 from minrl.evaluate.models import cached, find_models
 from minrl.evaluate.report import SUMMARY, report
-from minrl.evaluate.score import read_scores, score, unscored
+from minrl.evaluate.score import score, unscored
 from minrl.rewards.judge import asked_by, open_judge
 from minrl.rewards.workers import Workers
 from minrl.run.records import changes, provenance
@@ -42,7 +42,7 @@ from minrl.utils.text import digest_of
 HOME = Path("evaluations")
 """The parent of folders without a name from the user."""
 
-CONFIG, COMPLETIONS, SCORES = "config.json", "completions.jsonl", "scores.jsonl"
+CONFIG, COMPLETIONS = "config.json", "completions.jsonl"
 
 SAMPLING = ("seed", "temperature", "greedy", "max_tokens", "task_max_tokens", "stop_strings", "opponent")
 ENGINE = ("engine", "engine_context_length", "batch_invariant")
@@ -60,8 +60,9 @@ def evaluate(config: EvaluateConfig, options: TaskOptions) -> tuple[Path, dict[s
     check_settings(folder, settings, config)
     with closing(Workers(config.reward_workers, config.reward_deadline_s)) as workers:
         if config.dry_run:
+            rows = {} if config.forced("generate") else read_rows(folder / COMPLETIONS)
             with open_judge(config.judge, ask=False):
-                dry_run(plan.with_samples(rows := rows_in(folder, config)), rows, folder, workers)
+                dry_run(plan.with_samples(rows), rows, folder, workers)
             return folder, None
         with locked(folder):
             try:
@@ -92,39 +93,38 @@ def _run(plan: EvaluationPlan, options: TaskOptions, folder: Path, workers: Work
     config, completions = plan.config, folder / COMPLETIONS
     if config.forced("generate"):
         set_aside(completions)
-    if config.forced("score"):
-        (folder / SCORES).unlink(missing_ok=True)
-    as_played = [task.name for task in plan.tasks if task.task.episode is not None]
-    if config.forced("score") and not config.forced("generate") and as_played:
-        logger.warning(
-            f"{', '.join(as_played)}: episodes of several turns keep the rewards that they had when they were played; "
-            "--force generate plays them again"
-        )
     (folder / SUMMARY).unlink(missing_ok=True)
-    rows = rows_in(folder, config)
+    rows = read_rows(completions)
     plan = plan.with_samples(rows)
-    scores = read_scores(folder / SCORES, rows)
+    if rows and config.forced("score"):
+        forget_scores(plan, completions, rows)
     missing = any(plan.missing(model, task, rows) for model in plan.models for task in plan.tasks)
     if rows and missing and (changed := changes(read_record(folder / CONFIG), provenance())):
         logger.warning(f"changed since this evaluation began, so that what is added may differ: {'; '.join(changed)}")
     write_settings(folder, settings_of(plan, options), anew=config.forced("generate"))
-    with open_judge(config.judge if missing or unscored(plan, rows, scores) else JudgeConfig()) as judge:
+    with open_judge(config.judge if missing or unscored(plan, rows) else JudgeConfig()) as judge:
         if missing:
             generate(plan.with_judge(judge), completions, rows, workers)
-            scores = read_scores(folder / SCORES, rows)
             plan = replace(plan, models=list(map(cached, plan.models)))  # which may have been downloaded
             write_settings(folder, settings_of(plan, options))
-        score(plan, folder / SCORES, rows, scores, workers, judge)
+        score(plan, completions, rows, workers, judge)
+    write_in_order(completions, plan, rows)
     errors = [rows[key]["error"] for key in plan.all_keys() if "error" in rows.get(key, {})]
     if errors:
         logger.error(f"{len(errors)} completions could not be had, the first because: {errors[0]}")
-    lines = [line for key in plan.all_keys() for line in scores.get(key, ())]
-    return report(plan, folder, settings_of(plan, options), lines, rows)
+    return report(plan, folder, settings_of(plan, options), rows)
 
 
-def rows_in(folder: Path, config: EvaluateConfig) -> dict[Key, Row]:
-    """The folder's rows of completions; none if they are to be generated again."""
-    return {} if config.forced("generate") else {key_of(row): row for row in read_rows(folder / COMPLETIONS)}
+def forget_scores(plan: EvaluationPlan, completions: Path, rows: dict[Key, Row]) -> None:
+    """Remove the scores of all completions: after a kill, none of another reward is taken for one of this."""
+    for row in rows.values():
+        row.pop("scores", None)
+    write_in_order(completions, plan, rows)
+    if as_played := [task.name for task in plan.tasks if task.task.episode is not None]:
+        logger.warning(
+            f"{', '.join(as_played)}: episodes of several turns keep the rewards that they had when they were played; "
+            "--force generate plays them again"
+        )
 
 
 def set_aside(completions: Path) -> None:

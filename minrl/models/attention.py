@@ -3,7 +3,7 @@
 T tokens of the stream, H attention heads, K key-value heads, C head dimension.
 
 A prompt attends to itself, a suffix to its prompt and to itself. On a GPU one call of flash attention takes sequences
-of different lengths: the prompt's keys are gathered in front of those of each suffix. A CPU computes parts that a plain
+of different lengths: the prompt's keys are gathered in front of those of each suffix. A CPU computes rows that a plain
 kernel takes (minrl/models/attention_cpu.py), and so does a GPU in float32.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Stream, to_device
-from minrl.models.attention_cpu import LONGEST, Part, attend_in_parts, plan_parts, plan_rows
+from minrl.models.attention_cpu import LONGEST, ShortRows, attend_in_rows, plan_rows
 from minrl.models.cpu import computed
 from minrl.types import CausalModel, UserError
 
@@ -47,7 +47,7 @@ class StreamAttention:
 
     def __init__(self, stream: Stream, longest: int = LONGEST) -> None:
         self._stream = stream
-        self._parts = cache(partial(self._plan, longest))
+        self._rows = cache(partial(self._plan, longest))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
@@ -57,15 +57,15 @@ class StreamAttention:
         dtype = torch.promote_types(torch.promote_types(inputs[0].dtype, inputs[1].dtype), inputs[2].dtype)
         query, key, value = (tensor[0].transpose(0, 1).to(dtype).contiguous() for tensor in inputs)
         with torch.autocast(device, enabled=False):
-            attend = self._flash if takes_flash(query) else self._in_parts
+            attend = self._flash if takes_flash(query) else self._in_rows
             return attend(query, key, value, scale, window)[None]
 
-    def _plan(self, longest: int, window: int | None) -> Sequence[Part]:
+    def _plan(self, longest: int, window: int | None) -> Sequence[ShortRows]:
         on_cpu = self._stream.input_ids.device.type == "cpu"
-        return plan_parts(self._stream, window, longest) if on_cpu else plan_rows(self._stream, window)
+        return plan_rows(self._stream, window, longest if on_cpu else math.inf)
 
-    def _in_parts(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        return attend_in_parts(query, key, value, self._parts(window), scale)
+    def _in_rows(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        return attend_in_rows(query, key, value, self._rows(window), scale)
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         sequences = self._sequences

@@ -8,7 +8,6 @@ import copy
 import json
 import os
 import pickle
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -56,20 +54,14 @@ LEFT = "left"
 ABOUT = "process "
 """How a message about another process begins."""
 
-PATIENCE_S, GRACE_S = 3.0, 25.0
-"""After another process is gone, until the main thread is interrupted, unless a collective operation failed before; and
-from then until this process exits by force.
-"""
+PATIENCE_S = 5.0
+"""After another process is gone, until this one exits by force, if no collective operation has failed before."""
 
 GREETING_S = 5.0
 """Until whoever connects has said which process it is."""
 
 LONGEST = 500
 """Characters of a reason."""
-
-
-class PeerGone(KeyboardInterrupt):
-    """Interrupts the main thread. No task's code catches it."""
 
 
 class LostPeer(UserError):
@@ -224,8 +216,6 @@ class Processes:
                 yield self
         finally:
             self._accelerator.end_training()
-            if watchdog:
-                watchdog.close()
 
 
 def _sendable(error: Exception) -> Exception:
@@ -356,8 +346,8 @@ class Watchdog:
     """
 
     def __init__(self, launch: Launch, store: distributed.Store, names: Sequence[str]) -> None:
-        self.lost = ""
-        self._names, self._ended = names, threading.Event()
+        self._names, self._lost = names, ""
+        self._noticed, self._ended = threading.Event(), threading.Event()
         try:
             self._others = dict(_connections(launch, store))
         except (RuntimeError, OSError) as error:
@@ -365,7 +355,6 @@ class Watchdog:
                 f"process {launch.rank} of {launch.count} could not connect to the others within {MEET_S:g} s, to "
                 f"see whether they live: {first_line(error)}"
             ) from error
-        self._usual = signal.signal(signal.SIGUSR2, self._interrupt)
         threading.Thread(target=self._watch, daemon=True).start()
 
     @contextmanager
@@ -375,20 +364,17 @@ class Watchdog:
             yield
         except BaseException as error:
             collective = isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
-            if collective and not self.lost:  # the operation may fail before the thread knows why
-                self._ended.wait(PATIENCE_S)
-            self._tell(self.lost or f"failed: {_reason(error)}")
-            if self.lost or collective:
-                raise LostPeer(self.lost or f"the processes of the run lost each other: {_reason(error)}") from error
+            if collective:  # the operation may fail before the thread knows why
+                self._noticed.wait(PATIENCE_S)
+            lost = self._lost  # now: whoever is told ends too, which is no reason
+            self._end(lost or f"failed: {_reason(error)}")
+            if lost or collective:
+                raise LostPeer(lost or f"the processes of the run lost each other: {_reason(error)}") from error
             raise
-        self._tell(LEFT)
+        self._end(LEFT)
 
-    def close(self) -> None:
-        """Stop watching."""
+    def _end(self, message: str) -> None:
         self._ended.set()
-        signal.signal(signal.SIGUSR2, self._usual)
-
-    def _tell(self, message: str) -> None:
         for connection in self._others:
             with suppress(OSError):  # it is gone too
                 connection.sendall(f"{message}\n".encode())
@@ -401,23 +387,13 @@ class Watchdog:
                 rank, message = left.pop(connection), _received(connection)
                 if message != LEFT and not self._ended.is_set():
                     own = f"{ABOUT}{rank} of {len(self._names)} ({self._names[rank]}) {message or 'is gone'}"
-                    self._end(message if message.startswith(ABOUT) else own)
+                    self._lost = message if message.startswith(ABOUT) else own
+                    self._noticed.set()
+                    if not self._ended.wait(PATIENCE_S):
+                        self._end(self._lost)
+                        tell(f"error: {self._lost}\n")
+                        os._exit(LostPeer.status)
                     return
-
-    def _end(self, lost: str) -> None:
-        """End this process, because another is gone."""
-        self.lost = lost
-        self._tell(lost)
-        if self._ended.wait(PATIENCE_S):
-            return
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
-        if not self._ended.wait(GRACE_S):
-            tell(f"error: {lost}\n")
-            os._exit(LostPeer.status)
-
-    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        if self.lost and not self._ended.is_set():
-            raise PeerGone(self.lost)
 
 
 def _connections(launch: Launch, store: distributed.Store) -> Iterator[tuple[socket.socket, int]]:

@@ -45,10 +45,13 @@ GIVE_SAFETENSORS = "transformers does not read this kind of model from GGUF: giv
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a GGUF file holds: its metadata, and the data and number of weights of each tensor."""
+    """What a GGUF file holds: its settings, the size of its vocabulary, and the data and number of weights of each
+    tensor.
+    """
 
     path: str
     metadata: Mapping[str, Any]
+    vocabulary: int
     tensors: Mapping[str, tuple[np.ndarray, int]]
 
     @property
@@ -82,49 +85,23 @@ def read_gguf(path: str) -> GgufFile:
         f"{path} needs the package gguf and transformers 5.18 or later: run `make setup EXTRA=gguf`",
     )
     try:
-        found, kinds = _parse(path)
+        found = _parse(path)
     except Exception as error:  # whatever damaged bytes lead to
         raise UserError(f"{path} is damaged or incomplete ({first_line(error)}): download it again") from error
     parts = found.metadata.get("split.count", 1)
     require(parts <= 1, f"{path} is one of {parts} parts: join them with llama-gguf-split --merge")
-    _refuse_types(path, kinds)
     return found
 
 
-def _parse(path: str) -> tuple[GgufFile, set[int]]:
-    """The file, and the types of its tensors."""
-    from gguf import GGML_QUANT_SIZES
+def _parse(path: str) -> GgufFile:
+    from gguf import GGUFReader
     from transformers import modeling_gguf_pytorch_utils as loader
-    from transformers.integrations.gguf.reader import _read_metadata, _read_tensor_table
 
     loader.tqdm = lambda tensors, **_: tensors  # a bar in between would tear MinRL's own
-    content = np.memmap(path, mode="r", dtype=np.uint8)
-    metadata, count, position = _read_metadata(content, path)
-    table, position = _read_tensor_table(content, count, position)
-    alignment = metadata.get("general.alignment", 32)
-    start = math.ceil(position / alignment) * alignment
-    tensors = {}
-    for name, shape, kind, offset in table:
-        values, size = GGML_QUANT_SIZES.get(kind, (1, 0))
-        length = math.prod(shape) // values * size
-        tensors[name] = content[start + offset :][:length], math.prod(shape)
-        if len(tensors[name][0]) < length:
-            raise ValueError(f"it ends before {name}")
-    return GgufFile(path, metadata, tensors), {kind for _, _, kind, _ in table}
-
-
-def _refuse_types(path: str, kinds: set[int]) -> None:
-    """Refuse types that gguf does not dequantize."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
-
-    for kind in kinds:
-        try:
-            dequantize(np.zeros(GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1], np.uint8), GGMLQuantizationType(kind))
-        except (NotImplementedError, ValueError) as error:
-            raise UserError(
-                f"{path} holds tensors that cannot be dequantized ({first_line(error)}): give another file of the "
-                "model, such as its F16, Q8_0 or Q4_K_M"
-            ) from error
+    reader = GGUFReader(path)
+    scalars = {name: field.contents() for name, field in reader.fields.items() if len(field.types) == 1}
+    tensors = {tensor.name: (tensor.data, int(tensor.n_elements)) for tensor in reader.tensors}
+    return GgufFile(path, scalars, len(reader.fields["tokenizer.ggml.tokens"].data), tensors)
 
 
 def settle_config(file: GgufFile, config: Any) -> None:  # noqa: ANN401 - of transformers
@@ -150,8 +127,7 @@ def without_added(tokenizer: Any, file: GgufFile) -> None:  # noqa: ANN401 - of 
     row for them.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    count = file.metadata["tokenizer.ggml.tokens"]
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < count]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < file.vocabulary]
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
 
 

@@ -1,12 +1,10 @@
-"""Which process of a run this is, as torchrun, accelerate launch or srun say in the environment, and where it is."""
+"""Which process of a run this is, as torchrun, accelerate launch or srun say in the environment."""
 
 import os
 import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from minrl.types import UserError, require
 
@@ -15,7 +13,8 @@ HOW = "start the processes with torchrun, accelerate launch or srun"
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """The variables that torchrun gives each process, and with MASTER_ADDR and MASTER_PORT those that torch reads."""
 
-OF_MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+LONELY = {"RANK": 0, "PMI_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1}
+"""What a process that was started alone may have in the environment, at most: mpirun sets no WORLD_SIZE."""
 
 OTHER_TRAINERS = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM")
 """What an accelerate config asks of accelerate's own wrappers, which are not used here."""
@@ -81,9 +80,9 @@ def launched(environment: Mapping[str, str]) -> Launch:
         return _of_srun(environment, tasks)
     size = _number(environment, "WORLD_SIZE")
     if size is None or (size == 1 and not environment.get("RANK", "0").strip("0")):
-        for name in ("RANK", *OF_MPI):
-            alone = (_number(environment, name) or 0) <= (name in OF_MPI)
-            require(alone, f"{name} is {environment.get(name)} in the environment without a WORLD_SIZE above 1: {HOW}")
+        for name, alone in LONELY.items():
+            found = _number(environment, name) or 0
+            require(found <= alone, f"{name} is {found} in the environment without a WORLD_SIZE above 1: {HOW}")
         return Launch("torchrun" if by_torch else "")
     missing = [name for name in (*NAMES, "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     require(
@@ -152,42 +151,8 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text else None
 
 
-@dataclass(frozen=True)
-class Place:
-    """`kind` is slurm, modal, container or machine; `network` is False where the hub is not to be asked."""
-
-    kind: str
-    host: str
-    network: bool
-    details: Mapping[str, str]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What config.json holds."""
-        return {"kind": self.kind, "host": self.host, "network": self.network, **self.details}
-
-    def __str__(self) -> str:
-        """The line that is shown at the start; empty on a plain machine with network."""
-        if self.kind == "machine" and self.network:
-            return ""
-        said = ", ".join(f"{name} {value}" for name, value in self.details.items() if value)
-        return f"{self.kind} on {self.host}{f' ({said})' if said else ''}{'' if self.network else ', without network'}"
-
-
-def place(environment: Mapping[str, str]) -> Place:
-    """Where this process is. Nothing is connected to."""
-    kind, details = "machine", {}
-    if "SLURM_JOB_ID" in environment:
-        names = {"job": "JOB_ID", "nodes": "JOB_NODELIST", "restarts": "RESTART_COUNT"}
-        kind, details = "slurm", {name: environment.get(f"SLURM_{variable}", "") for name, variable in names.items()}
-        tasks = environment.get("SLURM_NTASKS", "1")
-        if tasks != "1" and not {"SLURM_STEP_NUM_TASKS", "TORCHELASTIC_RUN_ID"} & environment.keys():
-            details["tasks"] = f"{tasks}, of which srun started none"
-    elif "MODAL_TASK_ID" in environment:
-        kind, details = "modal", {"task": environment["MODAL_TASK_ID"], "region": environment.get("MODAL_REGION", "")}
-    elif "KUBERNETES_SERVICE_HOST" in environment or any(
-        Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")
-    ):
-        kind = "container"
-    offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-    return Place(kind, socket.gethostname(), not offline, details)
+def place(environment: Mapping[str, str]) -> dict[str, str]:
+    """Where this process is, for config.json: the machine, and the job of SLURM."""
+    names = {"job": "SLURM_JOB_ID", "nodes": "SLURM_JOB_NODELIST", "restarts": "SLURM_RESTART_COUNT"}
+    found = {name: environment[variable] for name, variable in names.items() if variable in environment}
+    return {"host": socket.gethostname(), **found}

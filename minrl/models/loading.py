@@ -38,7 +38,7 @@ from minrl.models.gguf import (
     without_added,
 )
 from minrl.models.modules import exact_routers
-from minrl.models.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized, why_not
+from minrl.models.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized
 from minrl.models.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.types import CausalModel, UserError, require
 from minrl.utils.text import first_line
@@ -215,19 +215,13 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     weights: Mapping[str, torch.Tensor] | None = None,
-    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Save in Hugging Face's format, which any transformers program can load, with the processor's files of the folder
-    that the model came from. `weights` replace the model's own, and are saved in `dtype` if they are float32.
+    that the model came from. `weights` replace the model's own.
     """
-    if weights is not None and dtype != torch.float32:
-        buffers = dict(model.named_buffers())
-        float32 = (weight for name, weight in weights.items() if weight.dtype == torch.float32 and name not in buffers)
-        rounded = {weight: weight.to(dtype) for weight in dict.fromkeys(float32)}  # tied ones once
-        weights = {name: rounded.get(weight, weight) for name, weight in weights.items()}
     model.save_pretrained(folder, state_dict=weights)
     # transformers writes the precision of the first weight, a frozen one perhaps
-    model.config.dtype = decoder_of(model).dtype if weights is None else dtype
+    model.config.dtype = decoder_of(model).dtype if weights is None else torch.float32
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_processor(model, folder)
@@ -282,18 +276,21 @@ def small_qwen3(
 
 def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     """One line for a model that cannot be loaded, with what to do."""
-    reason = (why_not(Path(path)) if Path(path).is_dir() else None) or first_line(error)
+    reason = first_line(error)
+    if "safetensors" in reason:
+        reason = f"it has no safetensors; what else it has is {PICKLE}"
+    if "backend tokenizer" in reason:
+        reason = "it has no tokenizer: put tokenizer.json there"
     if Path(path).exists():
-        kind = "model folder" if Path(path).is_dir() else "GGUF file"
-        return f"{path} is not a {kind} that transformers can load ({reason})"
+        kind, found = "model folder" if Path(path).is_dir() else "GGUF file", sorted(Path(path).glob("*.gguf"))
+        more = f": give the GGUF file itself, {found[0]}" if found else ""
+        return f"{path} is not a {kind} that transformers can load ({reason}){more}"
     if cached_only:
         why = "offline mode is on (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else f"the hub {ENDPOINT} cannot be reached"
         return (
             f"cannot load model {path!r}: no such folder here, it is not cached, and {why}; give a local folder "
             "(training without --model-id makes a small base model of its own)"
         )
-    if "safetensors" in reason:
-        reason = f"it has no safetensors; what else it has is {PICKLE}"
     if "config.json" in reason:
         reason += "; of a repository of GGUF files download one and give that"
     return f"cannot load model {path!r}: the hub did not give it ({reason}); check the name, or give a local folder"

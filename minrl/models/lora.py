@@ -35,7 +35,7 @@ from minrl.models.modules import (
     probe,
     speed_up,
 )
-from minrl.models.sharding import whole
+from minrl.models.sharding import full_tensor
 from minrl.models.source import PICKLE
 from minrl.models.text import foreign_modules, train_text
 from minrl.types import CausalModel, UserError, require
@@ -141,7 +141,7 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """The weight that the model computes with; a sharded one is gathered, by all processes together."""
-        return whole(self.part(name))
+        return full_tensor(self.part(name))
 
     def part(self, name: str) -> Tensor:
         """The weight that the model computes with, sharded where the model is."""

@@ -200,20 +200,6 @@ def weights_of(model: nn.Module, layers: Sequence[nn.Module]) -> Weights:
     )
 
 
-def with_adapters(weights: Weights, config: Any, rank: int, bfloat16: bool) -> Weights:  # noqa: ANN401 - of transformers
-    """The weights where low-rank adapters on every matrix of the layers are trained in place of all."""
-    shape = shape_of(config)
-    attention = 2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys)
-    each = rank * (attention + 3 * (shape.hidden + shape.inner))
-    return Weights(
-        total=weights.base + shape.layers * each,
-        trained=shape.layers * each,
-        held=bfloat16 * weights.base,
-        layer=weights.layer + each,
-        outer=weights.outer,
-    )
-
-
 def decoder_copies(config: Any, adapted: bool, itemsize: int) -> int:  # noqa: ANN401 - of transformers
     """Bytes of what the embedded engine's own decoder puts side by side: queries, keys and values, and gate and up;
     with adapters every matrix and the head.

@@ -14,11 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from minrl.models.cpu import float32_on_cpu, in_float32, onednn_available, product, summed_product
 
-NORM_CHANGE = 1e-5
-"""How far a norm may be from its module's own on a probe; of a gated layer, for each token and its largest number."""
-
-REACHES = (4.0, 64.0, -64.0)
-"""The largest gate of a probe's tokens: where activations differ, and beyond limits."""
+NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+"""Classes of transformers that compute what `_RMSNorm` does."""
 
 READ_DIRECTLY = ("dt_proj", "classifier")
 """Names of linear layers whose weight the model reads without calling them: Mamba's time step, LongCat's router."""
@@ -60,23 +57,12 @@ def _empty(methods: Any, of: Any) -> nn.Module:  # noqa: ANN401
 
 
 def speed_up(model: nn.Module) -> None:
-    """Let linear layers use `product`, where it is faster than torch's, RMS norms `_RMSNorm` and gated layers
-    `_GatedLayer`.
-    """
+    """Let linear layers use `product`, where it is faster than torch's, and RMS norms `_RMSNorm`."""
     for module in model.modules():
         if type(module) is nn.Linear and onednn_available():
             module.__class__ = Float32Linear
-    for module in model.modules():
-        faster = None if isinstance(module, Mixin) else _faster(module)
-        if faster is not None:
-            mix_in(faster, module)
-
-
-def _faster(module: nn.Module) -> type[Mixin] | None:
-    """The other way to compute a norm or a gated layer; None where nothing here computes the same."""
-    if type(module).__name__.endswith("RMSNorm"):
-        return Float32Norm if _is_plain(module) else None
-    return Float32Gated if _is_gated(module) else None
+        if type(module).__name__ in NORMS and not isinstance(module, Mixin):
+            mix_in(Float32Norm, module)
 
 
 class Float32Linear(nn.Linear):
@@ -114,28 +100,8 @@ class Float32Norm(Mixin):
         """`x / rms(x) * weight`."""
         weight = self.weight
         if isinstance(weight, Tensor) and float32_on_cpu(x, weight):
-            return _RMSNorm.apply(x, weight, _eps(self))
+            return _RMSNorm.apply(x, weight, self.variance_epsilon)
         return super().forward(x)
-
-
-def _eps(norm: nn.Module) -> float | None:
-    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-
-
-@torch.no_grad()
-def _is_plain(norm: nn.Module) -> bool:
-    """Whether a norm computes what `_RMSNorm` does: others add 1 to the weight, or a bias, or take more inputs, or have
-    a weight that is no parameter and is not read.
-    """
-    weight, eps = getattr(norm, "weight", None), _eps(norm)
-    if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or eps is None or not float32_on_cpu(weight, weight):
-        return False
-    probe = torch.sin(torch.arange(1.0, 1 + 2 * len(weight))).view(2, -1)  # torch's generator stays as it is
-    try:
-        own = norm(probe)
-    except TypeError:
-        return False
-    return torch.allclose(own, _RMSNorm.apply(probe, weight, eps), atol=NORM_CHANGE, rtol=NORM_CHANGE)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -159,78 +125,6 @@ class _RMSNorm(torch.autograd.Function):
         along = (products @ weight).reshape(scale.shape).mul_(scale.pow(3)).div_(-len(weight))
         grad_x = (grad * weight).mul_(scale).addcmul_(x, along) if ctx.needs_input_grad[0] else None
         return grad_x, grad_weight, None
-
-
-class Float32Gated(Mixin):
-    """A gated layer (SwiGLU, arXiv:2002.05202) that keeps two tensors of its width for the backward pass, not four."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`down(silu(gate(x)) * up(x))`."""
-        weights = _gated_weights(self)
-        if weights is None or not all(float32_on_cpu(x, weight) for weight in weights):
-            return super().forward(x)
-        return _GatedLayer.apply(x.reshape(-1, x.shape[-1]), *weights).view(x.shape)
-
-
-def _gated_weights(module: nn.Module) -> list[Tensor] | None:
-    """Of gate, up and down; None where one is not a plain linear layer without a bias, as under adapters, or has hooks,
-    which run where it is called.
-    """
-    weights: list[Tensor] = []
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        layer = getattr(module, name, None)
-        if not isinstance(layer, Float32Linear) or layer.bias is not None or _has_hooks(layer):
-            return None
-        weights.append(layer.weight)
-    return weights
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    forward = layer._forward_hooks or layer._forward_pre_hooks
-    return bool(forward or layer._backward_hooks or layer._backward_pre_hooks)
-
-
-@torch.no_grad()
-def _is_gated(module: nn.Module) -> bool:
-    """Whether a module computes what `_GatedLayer` does: others have another activation, limits or scales. Weights of
-    any size make the same gates of the probe; where they make zeros, nothing can be said.
-    """
-    weights = _gated_weights(module)
-    if weights is None or not float32_on_cpu(weights[0], weights[2]):
-        return False
-    probe = torch.sin(torch.arange(1.0, 1 + weights[0].shape[1]))[None]
-    nearest = min(product(probe, weight).abs().max() for weight in weights[:2])
-    probe = probe * torch.tensor(REACHES)[:, None] / nearest
-    try:
-        own = module(probe[None])[0]
-        made = _GatedLayer.apply(probe, *weights)
-    except (TypeError, RuntimeError):  # it takes more, or gives more
-        return False
-    largest = made.abs().amax(dim=1, keepdim=True)
-    return own.shape == probe.shape and bool(((own - made).abs() < NORM_CHANGE * largest).all())
-
-
-class _GatedLayer(torch.autograd.Function):
-    """Its activation is computed again in the backward pass: one pass over it costs less than to keep it."""
-
-    @staticmethod
-    def forward(ctx, x, gate, up, down):  # noqa: ANN001, ANN205 - autograd's own signature
-        gated, upward = product(x, gate), product(x, up)
-        ctx.save_for_backward(x, gate, up, down, gated, upward)
-        return product(F.silu(gated).mul_(upward), down)
-
-    @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
-        x, gate, up, down, gated, upward = ctx.saved_tensors
-        of_x, of_gate, of_up, of_down = ctx.needs_input_grad
-        opened = F.silu(gated)
-        grad_down = summed_product(grad, opened * upward) if of_down else None
-        grad_inner = product(grad, down.T)
-        grad_upward = opened.mul_(grad_inner)
-        grad_gated = torch.ops.aten.silu_backward(grad_inner.mul_(upward), gated)
-        grad_x = product(grad_gated, gate.T).add_(product(grad_upward, up.T)) if of_x else None
-        grad_gate = summed_product(grad_gated, x) if of_gate else None
-        return grad_x, grad_gate, summed_product(grad_upward, x) if of_up else None, grad_down
 
 
 def recast_linears(model: nn.Module) -> None:

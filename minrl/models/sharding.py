@@ -119,7 +119,7 @@ def state_of(model: CausalModel) -> dict[str, Tensor]:
     return model.state_dict(keep_vars=True) if root is None else root.state
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor; a sharded one gathered. All processes must call it together."""
     gather = getattr(tensor.detach(), "full_tensor", None)
     return tensor if gather is None else gather()
@@ -135,7 +135,7 @@ def gathered(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Ten
     for name, tensor in tensors:
         own = isinstance(tensor, nn.Parameter)  # all else, such as a merged weight, is not kept on a card
         first = names.setdefault(tensor, name) if own else name
-        full = whole(tensor) if first == name else None
+        full = full_tensor(tensor) if first == name else None
         if keep:
             kept[name] = kept[first] if full is None else full if own and full is tensor else full.cpu()
     return kept

@@ -1,6 +1,5 @@
-"""What a model's folder holds: the class that loads it, the files of its processor, or why it cannot be loaded."""
+"""What a model's folder holds: the class that loads it, and the files of its processor."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,6 @@ PROCESSOR_FILES = (
 )
 """What a multimodal model's processor reads beside its tokenizer."""
 
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "tekken.json")
-"""What a tokenizer is read from, by the kind of tokenizer."""
-
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 PICKLE = "a pickle, which may run code as it is read: save the weights as safetensors, as model.save_pretrained does"
 
 DEQUANTIZED = ("mxfp4", "fp8")
@@ -91,30 +86,3 @@ def processor_files(path: str, cached_only: bool) -> dict[str, bytes]:
         for name in PROCESSOR_FILES
     }
     return {name: Path(file).read_bytes() for name, file in found.items() if file is not None}
-
-
-def pickled(folder: Path) -> str | None:
-    """Why the weights in a folder are refused, if there are none but pickled ones."""
-    files = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
-    return f"{files[0]} is {PICKLE}" if files and not any(folder.glob("*.safetensors")) else None
-
-
-def why_not(folder: Path) -> str | None:
-    """Why a folder is not one that can be loaded, where that shows; None elsewhere."""
-    if not (folder / "config.json").exists():
-        if found := sorted(folder.glob("*.gguf")):
-            return f"it has no config.json: give the GGUF file itself, {found[0]}"
-        return "it has no config.json"
-    try:
-        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError:
-        return "its config.json is not JSON"
-    if not isinstance(stored, dict) or "model_type" not in stored:
-        return "its config.json names no model_type"
-    kind = stored["model_type"]
-    if kind in transformers.CONFIG_MAPPING:
-        known = any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
-        return pickled(folder) if known else "it has no tokenizer: put tokenizer.json there"
-    if stored.get("auto_map"):
-        return f"its model type {kind!r} needs Python code from that folder, which is not run"
-    return f"transformers {transformers.__version__} does not know its model type {kind!r}: a later version may"

@@ -1,5 +1,5 @@
-"""Runs side by side: results, curves, cost and differences of their settings.
+"""Runs side by side: results, curves, cost and differences of their settings; and the page of their rollouts.
 
-`runs` reads a run's folder, `seeds` groups runs, `tables` and `pictures` say and draw what is in them, `page` is HTML;
-`listing` is the list of all runs. `python -m minrl report` puts them together.
+`runs` reads folders of runs and groups seeds, `charts` draws, `page` is the report, `report` the command and the list
+of all runs, `lines` and `rollouts` make the rollouts page.
 """

@@ -10,19 +10,18 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from minrl.report.runs import Group, RunData, Score, mean, smoothed
-from minrl.utils.files import whole
+from minrl.report.runs import Group, mean, smoothed
+from minrl.utils.files import atomic_write
 from minrl.utils.text import printable
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
-INK, FAINT = "#262626", "#D9D9D9"
+INK, EDGE, FAINT = "#262626", "#808080", "#D9D9D9"
 
 Figure = Any
 Axes = Any
@@ -37,7 +36,7 @@ STYLE: Any = {
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
-    "axes.edgecolor": "#808080",
+    "axes.edgecolor": EDGE,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -60,22 +59,31 @@ DPI = 150
 
 
 @contextlib.contextmanager
-def picture(
-    path: Path, width: float = 8.0, height: float = 4.5, rows: int = 1, columns: int = 1
+def _figure(
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+    style: Any = STYLE,  # noqa: ANN401 - what matplotlib knows
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure (inches) and its axes, row by row. The end of the block writes a PNG to `path`, whole or not at all.
-
-    The style holds inside the block only. No display or global state of matplotlib is used.
-    """
+    """A figure (inches) and its axes, row by row, in our style. No display or global state of matplotlib is used."""
     import matplotlib
     from matplotlib.figure import Figure as MatplotlibFigure
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(style):
         figure = MatplotlibFigure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-        yield figure, list(axes.flat)
+        yield figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+@contextlib.contextmanager
+def picture(
+    path: Path, width: float = 8.0, height: float = 4.5, rows: int = 1, columns: int = 1
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """The same; the end of the block writes a PNG to `path`, whole or not at all."""
+    with _figure(width, height, rows, columns) as (figure, axes):
+        yield figure, axes
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path, "wb") as file:
+        with atomic_write(path, "wb") as file:
             figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 
 
@@ -107,34 +115,10 @@ def curve(
         axes.fill_between(x, *band, color=color(index), alpha=0.18, linewidth=0)
 
 
-def bars(
-    axes: Axes,
-    groups: Sequence[str],
-    series: Sequence[tuple[str, Sequence[float]]],
-    bounds: Sequence[Sequence[tuple[float, float] | None]] | None = None,
-) -> None:
-    """Draw one bar per group for each (label, heights); NaN draws none. `bounds` are the ends of error bars."""
-    width = 0.8 / max(1, len(series))
-    for index, (label, heights) in enumerate(series):
-        places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        axes.bar(places, heights, width * 0.92, label=label, color=color(index), zorder=2)
-        ends = bounds[index] if bounds is not None else [None] * len(groups)
-        for place, height, end in zip(places, heights, ends, strict=True):
-            if end is not None:
-                below, above = max(0.0, height - end[0]), max(0.0, end[1] - height)
-                axes.errorbar(
-                    place, height, [[below], [above]], color=INK, capsize=3, linewidth=1.2, linestyle="none", zorder=3
-                )
-    axes.set_xticks(range(len(groups)), [wrapped(group) for group in groups])
-    axes.set_xlim(-0.5, len(groups) - 0.5)
-    axes.grid(axis="x", visible=False)
-
-
 def percent(axes: Axes, which: str = "y") -> None:
     """Show shares as percentages on the axis, with as many decimals as its ticks need."""
-    from matplotlib.ticker import PercentFormatter
-
-    (axes.yaxis if which == "y" else axes.xaxis).set_major_formatter(PercentFormatter(1.0))
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_formatter(lambda share, _: f"{round(100 * share, 6) + 0.0:g}%")  # + 0.0: no minus before a zero
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
@@ -174,6 +158,9 @@ PANELS = (
 )
 """Title, tag and scale of the charts beside the held-out scores, in their order."""
 
+ROUND = (1, 2, 2.5, 5, 10)
+"""Distances of ticks, times a power of ten."""
+
 FEWEST_FOR_A_BAND = 3
 """Seeds of a mean with a band: the interval of two is 13 standard errors wide and would hide the curves."""
 
@@ -192,53 +179,29 @@ THEME = (
 )
 """Style sheet of the colours, on a light and on a dark screen."""
 
-Draw = Callable[[Axes], None]
 
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart of a report: what draws it on axes, and its height in inches."""
+class Chart(NamedTuple):
+    """A chart of a report, and what draws it on axes."""
 
     title: str
-    draw: Draw
-    height: float = 2.6
+    draw: Callable[[Axes], None]
 
 
-def svg(charts: Sequence[Chart], columns: int = 1, legend: Sequence[str] = ()) -> str:
-    """Charts in a grid as one SVG for HTML with `THEME`. `legend` names the colours."""
-    import matplotlib
-    from matplotlib.figure import Figure as MatplotlibFigure
-    from matplotlib.lines import Line2D
-
-    rows = [charts[start : start + columns] for start in range(0, len(charts), columns)]
-    heights = [max(chart.height for chart in row) for row in rows]
-    size = (4.4 * min(columns, len(charts)), sum(heights) + 0.2 * len(legend))
+def svg(chart: Chart) -> str:
+    """A chart as SVG for HTML with `THEME`."""
     style = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "minrl", "font.family": "sans-serif"}
-    with matplotlib.rc_context(style), warnings.catch_warnings():
+    with warnings.catch_warnings(), _figure(4.4, 2.6, style=style) as (figure, (axes,)):
         warnings.simplefilter("ignore", UserWarning)  # of letters that our font lacks and the browser's has
-        figure = MatplotlibFigure(figsize=size, layout="constrained")
-        grid = list(figure.subplots(len(rows), min(columns, len(charts)), squeeze=False, height_ratios=heights).flat)
-        for chart, axes in zip(charts, grid, strict=False):
-            axes.set_title(_shown(chart.title))
-            chart.draw(axes)
-        for axes in grid[len(charts) :]:
-            axes.axis("off")
-        keys = [Line2D([], [], **line_style(number), label=_shown(name)) for number, name in enumerate(legend)]
-        if keys:
-            figure.legend(handles=keys, loc="outside lower left", ncols=1)
+        axes.set_title(_shown(chart.title))
+        chart.draw(axes)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
-    for shade, name in (*zip(PALETTE, (f"c{number}" for number in range(len(PALETTE))), strict=True), (FAINT, "faint")):
+    shades = {**{shade: f"c{number}" for number, shade in enumerate(PALETTE)}, FAINT: "faint", INK: "ink", EDGE: "ink"}
+    for shade, name in shades.items():
         text = re.sub(shade, f"var(--{name})", text, flags=re.IGNORECASE)
-    return re.sub(f"{INK}|#808080", "var(--ink)", text, flags=re.IGNORECASE)
-
-
-def standalone(text: str) -> str:
-    """An SVG with its own style sheet and background, for a file."""
-    paper = f'<style>{THEME}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>'
-    return text.replace(">", f">{paper}", 1)
+    return text
 
 
 def curves(groups: Sequence[Group], axis: str, smoothing: float) -> list[Chart]:
@@ -306,7 +269,7 @@ def _finish(axes: Axes, axis: str, scale: str) -> None:
     from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter
 
     axes.set_xlabel(axis)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis == "step"))
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND, integer=axis == "step"))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     low, high = axes.get_ylim()
     if scale == "log" and high > 10 * axes.dataLim.minposy:  # within a decade its labels would repeat
@@ -314,75 +277,13 @@ def _finish(axes: Axes, axis: str, scale: str) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the usual one needs mathtext
         axes.yaxis.set_minor_formatter(NullFormatter())
         return
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
     if scale == "share":
-        axes.set_ylim(max(low, -0.03), min(high, 1.03))
+        axes.set_ylim(max(low, -0.03 * high), min(high, 1.03))
         percent(axes)
-
-
-def before_and_after(runs: Sequence[RunData]) -> list[Chart]:
-    """For each task a chart with two bars a run: the score before the first step, and the last one after it."""
-    charts = []
-    for task in dict.fromkeys(task for run in runs for task in run.tasks):
-        rows = [
-            (f"{when}: {run.name}", score, number)
-            for run in runs
-            for number, (when, score) in enumerate(zip(("before", "after"), run.before_and_after(task), strict=True))
-            if score is not None
-        ]
-        title = f"held-out pass@1 of {task}, 95 % interval"
-        charts.append(Chart(title, partial(_draw_before_and_after, rows), 0.6 + 0.5 * len(rows)))
-    return charts
-
-
-def _draw_before_and_after(rows: Sequence[tuple[str, Score, int]], axes: Axes) -> None:
-    for place, (label, score, number) in enumerate(rows):
-        error = [[score.pass_at_1 - score.low], [score.high - score.pass_at_1]]
-        axes.barh(place, score.pass_at_1, 0.45, color=color(number), xerr=error, ecolor=INK, capsize=3, zorder=2)
-        axes.text(max(score.high, score.pass_at_1) + 0.02, place, f"{score.pass_at_1:.1%}", va="center", fontsize=9)
-        _label(axes, place, label)
-    axes.set_xlim(0, 1.18)
-    axes.axis("off")
-
-
-def seconds(runs: Sequence[RunData]) -> list[Chart]:
-    """A chart with a bar for each run: the phases of a step, the longest first; none without times."""
-    shares = [_without_crumbs(run.seconds_by_phase()) for run in runs]
-    if not any(shares):
-        return []
-    totals = {phase: sum(share.get(phase, 0.0) for share in shares) for share in shares for phase in share}
-    phases = sorted(totals, key=lambda phase: -totals[phase])
-
-    def draw(axes: Axes) -> None:
-        for place, (run, share) in enumerate(zip(runs, shares, strict=True)):
-            left = 0.0
-            for number, phase in enumerate(phases):
-                label = phase if place == 0 else None
-                axes.barh(place, share.get(phase, 0.0), 0.45, left=left, color=color(number), label=label, zorder=2)
-                left += share.get(phase, 0.0)
-            axes.text(left, place, f" {left:.2f} s", va="center", fontsize=9)
-            _label(axes, place, run.name)
-        axes.margins(x=0.18)
-        axes.axis("off")
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=4)
-
-    return [Chart("seconds of a step", draw, 1.1 + 0.5 * len(runs))]
-
-
-def _label(axes: Axes, place: int, label: str) -> None:
-    """A label above a bar; the first bar is at the top."""
-    axes.text(0, place - 0.29, _shown(label), va="bottom", fontsize=9)
-    axes.set_ylim(place + 0.5, -0.7)
 
 
 def _shown(label: str, most: int = 66) -> str:
     """A printable label that fits, with its end, where the seed is."""
     label = printable(label)
     return label if len(label) <= most else f"{label[: most // 2 - 1]}…{label[-most // 2 :]}"
-
-
-def _without_crumbs(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases, with those below 1 % of the step added to `other`."""
-    whole = sum(phases.values())
-    seen = {phase: value for phase, value in phases.items() if value >= 0.01 * whole and phase != "other"}
-    return {**seen, "other": whole - sum(seen.values())} if whole else {}

@@ -1,6 +1,7 @@
-"""A report of runs side by side, as a page and as Markdown with pictures: results, curves, cost, settings."""
+"""A report of runs side by side: results, curves, cost and settings as a page, and its tables as Markdown."""
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,13 +10,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from minrl.report.charts import PALETTE, THEME, before_and_after, curves, seconds, standalone, svg
+from minrl.report.charts import PALETTE, THEME, curves, svg
 from minrl.report.runs import AXES, SMOOTHING, Group, RunData, Score, differences, groups_of, mean
 from minrl.utils.files import write_text
 from minrl.utils.text import one_line, printable
-
-MOST_CHARTS = 6
-"""Charts in the picture of Markdown; the page has all."""
 
 NOTHING = "-"
 
@@ -25,14 +23,9 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing: float = SMOOTHING) -> None:
-    """Write report.md, its pictures and report.html to the folder, and say where they are. `command` made them."""
+    """Write report.html and report.md to the folder, and say where they are. `command` made them."""
     folder.mkdir(parents=True, exist_ok=True)
-    bars = [(chart.title, svg([chart])) for chart in [*before_and_after(runs), *seconds(runs)]]
-    written = {
-        "report.md": markdown(runs, _draw(runs, bars, folder, smoothing), command),
-        "report.html": page(runs, [text for _, text in bars], smoothing, command),
-    }
-    for name, text in written.items():
+    for name, text in {"report.md": markdown(runs, command), "report.html": page(runs, smoothing, command)}.items():
         write_text(folder / name, text)
         sys.stdout.write(f"{folder / name}\n")
     for run in runs:
@@ -40,20 +33,7 @@ def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing:
             sys.stderr.write(f"{run.unfinished}\n")
 
 
-def _draw(runs: Sequence[RunData], bars: Sequence[tuple[str, str]], folder: Path, smoothing: float) -> dict[str, str]:
-    """Write all pictures that the runs have numbers for: file names by caption. `bars` are drawn already, by title."""
-    groups, pictures = groups_of(runs), dict[str, tuple[str, str]]()
-    drawn = curves(groups, "step", smoothing)[:MOST_CHARTS]
-    if drawn:  # nothing has a curve after a single step
-        text = svg(drawn, min(3, len(drawn)), [group.name for group in groups])
-        pictures["curves.svg"] = f"Curves, smoothed with weight {smoothing:g}", text
-    pictures |= {f"bars-{number}.svg": one for number, one in enumerate(bars, 1)}
-    for name, (_, text) in pictures.items():
-        write_text(folder / name, standalone(text))
-    return {caption: name for name, (caption, _) in pictures.items()}
-
-
-def page(runs: Sequence[RunData], bars: Sequence[str], smoothing: float, command: str) -> str:
+def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
     """The whole page, which asks no network for anything and needs no script. Each curve is there once for each axis
     that the runs have; the style sheet shows those of the chosen one.
     """
@@ -66,37 +46,28 @@ def page(runs: Sequence[RunData], bars: Sequence[str], smoothing: float, command
     folder = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, finalize=shown)
     return environment.get_template("report.html.jinja").render(
-        title=title(runs),
+        title=title(groups),
         theme=THEME,
         axes=axes,
         remarks=remarks(runs),
-        results=_scores_first(results(runs)),
+        results=results(runs),
         seeds=over_seeds(groups),
         groups=[group.name for group in groups],
         colours=len(PALETTE),
         smoothing=f"{smoothing:g}",
-        curves={axis: [svg([chart]) for chart in curves(groups, axis, smoothing)] for axis in axes},
-        bars=bars,
+        curves={axis: list(map(svg, curves(groups, axis, smoothing))) for axis in axes},
         settings=settings(runs),
         cost=cost(runs),
         command=f"`{command}`",
     )
 
 
-def _scores_first(content: Table) -> Table:
-    """The table of results with before and after beside the run, where a phone shows them."""
-    header, rows = content
-    first, *others = zip(header, *rows, strict=True)
-    turned = list(zip(first, *others[-3:], *others[:-3], strict=True))
-    return turned[0], turned[1:]
-
-
 # Tables
 
 
-def title(runs: Sequence[RunData]) -> str:
+def title(groups: Sequence[Group]) -> str:
     """What the report is about."""
-    return " / ".join(group.name for group in groups_of(runs))
+    return " / ".join(group.name for group in groups)
 
 
 def remarks(runs: Sequence[RunData]) -> list[str]:
@@ -104,33 +75,33 @@ def remarks(runs: Sequence[RunData]) -> list[str]:
     return [text for run in runs for text in (run.note and f"{run.name}: {run.note}", run.unfinished) if text]
 
 
-def markdown(runs: Sequence[RunData], pictures: Mapping[str, str], command: str) -> str:
-    """The whole report. `pictures` are file names by caption."""
-    parts = [f"# {title(runs)}", table(*results(runs))]
-    several = over_seeds(groups_of(runs))
-    if several[1]:
-        parts.append(table(*several))
-    parts += [f"![{what}]({name})" for what, name in pictures.items()]
+def markdown(runs: Sequence[RunData], command: str) -> str:
+    """The tables."""
+    groups, found = groups_of(runs), settings(runs)
+    parts = [f"# {title(groups)}", markdown_table(*results(runs))]
+    if (several := over_seeds(groups))[1]:
+        parts.append(markdown_table(*several))
     if remarks(runs):
         parts.append("\n".join(f"- {remark}" for remark in remarks(runs)))
-    found = settings(runs)
-    parts += ["## Cost", table(*cost(runs)), "## Settings", found if isinstance(found, str) else table(*found)]
-    return "\n\n".join([*parts, f"Made by `{command}`. The same with a choice of axes: report.html."]) + "\n"
+    parts += ["## Cost", markdown_table(*cost(runs)), "## Settings"]
+    parts.append(found if isinstance(found, str) else markdown_table(*found))
+    return "\n\n".join([*parts, f"Made by `{command}`. The curves are in report.html."]) + "\n"
 
 
 def results(runs: Sequence[RunData]) -> Table:
-    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task."""
-    header = ["run", "task", "algorithm", "seed", "steps", "before", "after", "greedy"]
+    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task. The scores stand next to the
+    name, where a phone shows them.
+    """
+    header = ["run", "before", "after", "greedy", "task", "algorithm", "seed", "steps"]
     rows = []
     for run in runs:
         for task in run.tasks or [""]:
             before, after = run.before_and_after(task)
+            scores = [_interval(before), _after(after, run.last_step) + _best(run.best(task))]
             greedy = f"{_greedy(before)} to {_greedy(after)}"
             algorithm = run.summary.get("algorithm") or run.config.get("algorithm", NOTHING)
-            about = [run.name, task or NOTHING, algorithm, run.config.get("seed", NOTHING), run.last_step]
-            rows.append(
-                [*map(str, about), _interval(before), _after(after, run.last_step) + _best(run.best(task)), greedy]
-            )
+            about = [task or NOTHING, algorithm, run.config.get("seed", NOTHING), run.last_step]
+            rows.append([run.name, *scores, greedy, *map(str, about)])
     return header, rows
 
 
@@ -204,19 +175,23 @@ def _flag(name: str) -> str:
     return f"`--{name.replace('_', '-')}`"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; a bar or line break in a cell does not end it.
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: the first column is aligned to the left, the others to the right. No cell ends it, or holds a
+    mark of its own other than backquotes.
 
-    >>> print(table(["a", "b"], [["1", "x|y"]]))
+    >>> print(markdown_table(["a", "b"], [["1", "x|y"]]))
     | a | b |
-    |---|---|
+    | --- | --: |
     | 1 | x\\|y |
     """
-    cells = [[one_line(cell).replace("|", "\\|") for cell in row] for row in rows]
-    lines = [list(header), ["---"] * len(header), *cells]
-    shown = ["| " + " | ".join(line) + " |" for line in lines]
-    shown[1] = shown[1].replace(" ", "")
-    return "\n".join(shown)
+    cells = [[escaped(cell) for cell in row] for row in (header, *rows)]
+    cells.insert(1, ["---", *["--:"] * (len(header) - 1)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def escaped(text: str) -> str:
+    """A text in one line of Markdown, without marks of its own other than backquotes."""
+    return re.sub(r"[\[|<]", r"\\\g<0>", one_line(text))
 
 
 def _interval(score: Score | None) -> str:

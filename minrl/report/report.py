@@ -1,4 +1,4 @@
-"""A summary of runs side by side, as a page and as Markdown with pictures; without a name, the list of all runs.
+"""A summary of runs side by side, as a page and as Markdown; without a name, the list of all runs.
 
     python -m minrl report
     python -m minrl report runs/countdown-grpo-seed0
@@ -30,7 +30,7 @@ LONGEST_NAME = 160
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Bounded):
-    """Summarize runs side by side, as a page and as Markdown with pictures. The runs come first, by folder or by
+    """Summarize runs side by side, as a page and as Markdown. The runs come first, by folder or by
     name; without any, all runs are listed.
 
     python -m minrl report
@@ -43,7 +43,7 @@ class ReportConfig(Bounded):
     runs: tuple[str, ...] = ()
     """The runs. The flag itself may be left out."""
     output: str = ""
-    """Folder of report.md and its pictures. Empty: `report` in the run's folder; for several runs a folder in
+    """Folder of report.html and report.md. Empty: `report` in the run's folder; for several runs a folder in
     runs_dir/report that is named by them."""
     runs_dir: str = "runs"
     """Folder in which runs are looked for by name."""

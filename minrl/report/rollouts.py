@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader
 from loguru import logger
 
 from minrl.models.chat import text_of
@@ -29,7 +30,7 @@ from minrl.types import UserError, require
 from minrl.utils.cli import Command, typed
 from minrl.utils.files import write_text
 from minrl.utils.settings import Bound, Bounded
-from minrl.utils.text import html_text, json_text
+from minrl.utils.text import json_text, printable
 
 PAGE = "rollouts.html"
 FORMAT = 2
@@ -91,15 +92,8 @@ def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits(
     run, output = RunFolder(folder).checked(), output or folder / PAGE
     files = run.rollouts
     steps, packed = thinned(sorted(files), limits.max_steps), packed_steps(output)
-    names = ("task", "algorithm", "model_id", "rollouts_every")
-    facts = {
-        "name": run.record["minrl_run"],
-        "commit": run.record.get("commit"),
-        **{name: run.config.get(name) for name in names},
-        "steps_written": len(files),
-        "steps_shown": len(steps),
-    }
-    write_text(output, _page(facts, [packed_step(step, files[step], packed.get(step), limits) for step in steps]))
+    shown = [packed_step(step, files[step], packed.get(step), limits) for step in steps]
+    write_text(output, _page(run, shown, len(files)))
     return output
 
 
@@ -171,24 +165,31 @@ def _pack(values: Mapping[str, Any]) -> str:
     return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=4, mtime=0)).decode("ascii")
 
 
-def _page(run: Mapping[str, Any], steps: Sequence[PackedStep]) -> str:
-    style, script, template = (
-        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("rollouts.css", "rollouts.js", "rollouts.html")
+def _page(run: RunFolder, steps: Sequence[PackedStep], written: int) -> str:
+    style, script = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("rollouts.css", "rollouts.js"))
+    config, commit = run.config, run.record.get("commit")
+    facts = [
+        config.get("task"),
+        config.get("algorithm"),
+        _model(config.get("model_id") or "own base model"),
+        f"commit {commit[:7]}" if commit else None,
+        f"{len(steps)} of {written} logged steps" if len(steps) < written else None,
+    ]
+    template = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template("rollouts.html")
+    return template.render(
+        name=printable(run.record["minrl_run"]),
+        facts=filter(None, facts),
+        every=config.get("rollouts_every") or 0,
+        policy=f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}",
+        style=style,
+        script=script,
+        steps=steps,
     )
-    data = "\n".join(
-        f'<script type="text/plain" class="step" data-step="{one.step}" data-source="{one.source}" '
-        f'data-about="{one.about}">{one.data}</script>'
-        for one in steps
-    )
-    values = {
-        "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}",
-        "title": html_text(f"{run['name']}: rollouts"),
-        "style": style,
-        "run": _pack(run),
-        "steps": data,
-        "script": script,
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def _model(name: str) -> str:
+    """A hub's name whole, and of a path its end."""
+    return Path(name).name if name.startswith("/") else name
 
 
 def _allowed(text: str) -> str:

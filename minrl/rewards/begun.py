@@ -1,15 +1,13 @@
 """Jobs on their way, and the threads of those that wait for a server."""
 
-import traceback
-from collections import deque
-from collections.abc import Callable, Collection
-from threading import Event, Lock, Thread
+from collections.abc import Callable
+from threading import BoundedSemaphore, Event, Thread
 from typing import Any
 
-from minrl.rewards.worker import Failure, call
+from minrl.rewards.worker import call
 from minrl.types import Job
 
-MOST_THREADS = 256
+SLOTS = BoundedSemaphore(256)
 """Concurrent jobs that wait for a server."""
 
 
@@ -19,6 +17,7 @@ class Begun:
     def __init__(self, job: Job, whose: Any = None, ended: Callable[[Any], None] = lambda _: None) -> None:  # noqa: ANN401
         self.job, self.whose, self._ended = job, whose, ended
         self.result: Any = None
+        self.given_up = False
         self._there = Event()
 
     @property
@@ -37,44 +36,11 @@ class Begun:
         self._there.wait()
         return self.result
 
-
-class Threads:
-    """Threads in which jobs wait for a server. The interpreter's exit does not wait for them."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Begun] = deque()
-        self._count, self._lock = 0, Lock()
-
-    def begin(self, begun: Begun) -> None:
-        """Run the job in a thread, as soon as there is one."""
-        with self._lock:
-            self._waiting.append(begun)
-            if self._count == MOST_THREADS:
-                return
-            self._count += 1
-        try:
-            Thread(target=self._work, daemon=True).start()
-        except RuntimeError:  # the system has no room for another
-            with self._lock:
-                self._count -= 1
-                if begun in self._waiting:  # else another thread has taken it
-                    self._waiting.remove(begun)
-                    raise
-
-    def keep(self, wanted: Collection[Begun]) -> None:
-        """Forget all others that no thread has begun yet."""
-        with self._lock:
-            self._waiting = deque(one for one in self._waiting if one in wanted)
+    def begin_thread(self) -> None:
+        """Run the job in a thread, for which the interpreter's exit does not wait, unless it is given up meanwhile."""
+        Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._count -= 1
-                    return
-                begun = self._waiting.popleft()
-            try:
-                result = call(begun.job)
-            except BaseException:  # what `call` lets pass would end the thread, and nobody would hear of it
-                result = Failure(traceback.format_exc())
-            begun.end(result)
+        with SLOTS:
+            if not self.given_up:
+                self.end(call(self.job))

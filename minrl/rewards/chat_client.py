@@ -69,7 +69,7 @@ class ChatRefusal(ChatError):
 
 @dataclass(frozen=True)
 class ChatUsage:
-    """The server's token counts for all choices of a call; None if it gives none."""
+    """The server's token counts of a call; None if it gives none."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -77,7 +77,7 @@ class ChatUsage:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A choice of a call. The server sets `finish_reason` (`stop`, `length`, `content_filter`) and `model`."""
+    """The answer to a call. The server sets `finish_reason` (`stop`, `length`, `content_filter`) and `model`."""
 
     text: str
     finish_reason: str
@@ -114,63 +114,37 @@ class ChatClient:
             default_headers=_own_headers(openai, self.base_url, self._key),
         )
         self._in_flight = asyncio.Semaphore(concurrency)
-        self._names = {model}
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
     def complete(
-        self,
-        messages: Sequence[Message],
-        *,
-        temperature: float | None,
-        max_tokens: int,
-        seed: int | None = None,
-        n: int = 1,
-    ) -> list[ChatReply]:
-        """The n choices of a call. Raises `ChatError` without n texts, and `ChatRefusal` if a retry would fail too.
+        self, messages: Sequence[Message], *, temperature: float | None, max_tokens: int, seed: int | None = None
+    ) -> ChatReply:
+        """The answer. Raises `ChatError` without a text, and `ChatRefusal` if a retry would fail too.
 
-        Some servers do not support n above 1, and some models no temperature (None omits it).
+        Some models take no temperature (None omits it).
         """
         longest = "max_completion_tokens" if is_openai(self.base_url) else "max_tokens"
         asked: dict[str, Any] = {"model": self.model, "messages": [dict(one) for one in messages], longest: max_tokens}
-        optional = {"temperature": temperature, "seed": seed, "n": n if n > 1 else None}
+        optional = {"temperature": temperature, "seed": seed}
         asked.update({name: value for name, value in optional.items() if value is not None})
         response = self._await(self._client.chat.completions.create, asked)
-        self._say_name(getattr(response, "model", None))
-        return self._replies(response, n)
-
-    def _replies(self, response: Any, n: int) -> list[ChatReply]:  # noqa: ANN401 - the openai client checks no types
-        """The n texts of a response."""
-        choices = getattr(response, "choices", None)
-        if not isinstance(choices, list) or not choices:
-            raise self._error(f"an answer that is no chat completion: {_excerpt(response)}")
-        if len(choices) != n:
-            raise self._error(f"{len(choices)} of {n} choices: the server does not know n, ask once for each seed")
-        counted = getattr(response, "usage", None)
-        usage = ChatUsage(getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None))
-        model = getattr(response, "model", None)
-        return [self._reply(choice, usage, model if isinstance(model, str) else "") for choice in choices]
-
-    def _reply(self, choice: Any, usage: ChatUsage, model: str) -> ChatReply:  # noqa: ANN401
-        message = getattr(choice, "message", None)
-        text, finish_reason = getattr(message, "content", None), getattr(choice, "finish_reason", None)
-        if text is None and finish_reason == "length":  # a model with separate reasoning was truncated before its text
+        try:  # the openai client checks no types
+            choice, counted = response.choices[0], response.usage
+            text, reason, refusal = choice.message.content, choice.finish_reason, choice.message.refusal
+        except (AttributeError, TypeError, IndexError):
+            said = response if isinstance(response, str) else getattr(response, "error", None) or response
+            raise self._error(f"an answer that is no chat completion: {said!r}") from None
+        if text is None and reason == "length":  # a model with separate reasoning was truncated before its text
             text = ""
-        refusal = getattr(message, "refusal", None)
-        if text is None and (finish_reason == CONTENT_FILTER or refusal):
-            kind = CONTENT_FILTER if finish_reason == CONTENT_FILTER else REFUSAL
-            raise self._error(f"no text (finish_reason {finish_reason!r}, refusal {refusal!r})", kind)
-        if not isinstance(text, str) or not isinstance(finish_reason, str):
-            raise self._error(f"no text (finish_reason {finish_reason!r})")
-        return ChatReply(text, finish_reason, usage, model)
-
-    def _say_name(self, name: Any) -> None:  # noqa: ANN401 - the openai client checks no types
-        """Warn once about each other name that the server gives the model: a version, a file, or another model."""
-        if isinstance(name, str) and name and name not in self._names:
-            self._names.add(name)
-            said = f"{self.model} at {self.base_url}: the server says that {name} answers"
-            logger.warning(f"{said}: where that is no other name of it, the answers are another model's")
+        if text is None and (reason == CONTENT_FILTER or refusal):
+            kind = CONTENT_FILTER if reason == CONTENT_FILTER else REFUSAL
+            raise self._error(f"no text (finish_reason {reason!r}, refusal {refusal!r})", kind)
+        if not isinstance(text, str) or not isinstance(reason, str):
+            raise self._error(f"no text (finish_reason {reason!r})")
+        usage = ChatUsage(getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None))
+        return ChatReply(text, reason, usage, str(getattr(response, "model", None) or ""))
 
     def served_models(self) -> list[str]:
         """The names of the models that the server lists. Raises `ChatError` without an answer."""
@@ -260,10 +234,6 @@ def _kind(error: Any) -> str | None:  # noqa: ANN401 - openai.APIStatusError
     if FILTERED.search(said):
         return CONTENT_FILTER
     return CONTEXT_LENGTH if TOO_LONG.search(said) else None
-
-
-def _excerpt(response: Any) -> str:  # noqa: ANN401
-    return repr(response if isinstance(response, str) else getattr(response, "error", None) or response)
 
 
 def _said(error: Any) -> str:  # noqa: ANN401 - openai.APIStatusError

@@ -6,7 +6,7 @@ values under the names of the verdict move to `given`, and a line that is no obj
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +15,9 @@ from minrl.rewards.chat_client import no_answer
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import Task
 from minrl.types import Example, Job, Prompt, Reward, UserError, require
-from minrl.utils.files import same_file, whole
+from minrl.utils.files import atomic_write, same_file
+
+Row = dict[str, Any]
 
 CHUNK = 1024
 """Rows scored together."""
@@ -69,12 +71,10 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: 
         raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
     lines, counts = read_lines(source, "completions"), Counts()
     output.parent.mkdir(parents=True, exist_ok=True)
-    with whole(output) as file:
-        for start in range(0, len(lines), CHUNK):
-            chunk = lines[start : start + CHUNK]
-            for (fields, _), verdict in zip(map(_parsed, chunk), _scored(task, chunk, workers, judge), strict=True):
-                file.write(_written(fields, verdict) + "\n")
-                counts = counts.and_one(verdict)
+    with atomic_write(output) as file:
+        for _, row, verdict in score_lines(task, lines, workers, judge):
+            file.write(_written(row, verdict) + "\n")
+            counts = counts.and_one(verdict)
     return counts
 
 
@@ -89,33 +89,45 @@ def read_lines(source: Path, what: str) -> list[str]:
     return lines
 
 
-def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:
-    """The verdict on each line, in order."""
-    return _scored(task, lines, workers, None)
+def score_lines(
+    task: Task,
+    lines: Sequence[str],
+    workers: Workers,
+    judge: Judge | None = None,
+    completed: Callable[[Row], Row] = lambda row: row,
+) -> Iterator[tuple[str, Row, Row]]:
+    """Each line, the row on it, and the verdict on what `completed` makes of the row, in order."""
+    for start in range(0, len(lines), CHUNK):
+        chunk = lines[start : start + CHUNK]
+        rows = list(map(_parsed, chunk))
+        asked = [(completed(row), problem) for row, problem in rows]
+        for line, (row, _), verdict in zip(chunk, rows, _verdicts(task, asked, workers, judge), strict=True):
+            yield line, row, verdict
 
 
-def _scored(task: Task, lines: list[str], workers: Workers, judge: Judge | None) -> Iterator[dict[str, Any]]:
-    rows = list(map(_parsed, lines))
-    jobs = [_job(task, fields, number) for number, (fields, problem) in enumerate(rows) if not problem]
+def _verdicts(task: Task, rows: Sequence[tuple[Row, str]], workers: Workers, judge: Judge | None) -> Iterator[Row]:
+    """The verdict on each row, of which some cannot be scored for the reason beside them."""
+    kinds = [type(row.get("completion")) for row, _ in rows]
+    problems = [
+        problem or ("" if kind is str else f"`completion` must be a string, got {kind.__name__}")
+        for kind, (_, problem) in zip(kinds, rows, strict=True)
+    ]
+    jobs = [_job(task, row, number) for number, (row, _) in enumerate(rows) if not problems[number]]
     rewards = workers.run(jobs)
     results = iter(rewards if judge is None else _judged(judge, jobs, rewards, workers))
-    for _, problem in rows:
+    for problem in problems:
         yield {"reward": None, "error": problem} if problem else _verdict(next(results))
 
 
-def _parsed(line: str) -> tuple[dict[str, Any], str]:
-    """The row on a line as it was before it was ever scored, and why it cannot be scored, or nothing."""
+def _parsed(line: str) -> tuple[Row, str]:
+    """The row on a line, and why it cannot be scored, or nothing."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for an integer with more digits than Python reads
         return {"line": line}, f"not JSON: {error}"
-    if not isinstance(row, dict):
-        return {"line": line}, "a row must be a JSON object with `completion` and the example's fields"
-    given = row.get(GIVEN)
-    if "reward" in row and isinstance(given, dict) and given and given.keys() <= set(VERDICT):
-        row = {**{name: value for name, value in row.items() if name not in VERDICT}, **given}
-    kind = type(row.get("completion"))
-    return row, "" if kind is str else f"`completion` must be a string, got {kind.__name__}"
+    if isinstance(row, dict):
+        return row, ""
+    return {"line": line}, "a row must be a JSON object with `completion` and the example's fields"
 
 
 def _job(task: Task, row: dict[str, Any], number: int) -> Job:

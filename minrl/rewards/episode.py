@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any
 
-from minrl.rewards.printed import caught
 from minrl.rewards.workers import Failure
 from minrl.tasks import Task
 from minrl.tasks.checked import mistaken, named
@@ -36,8 +35,7 @@ class Play:
         if isinstance(self.pending, Turn):
             self.roles[self.pending.role] = self.pending.frozen
         try:
-            with caught():
-                self.pending = self.generator.send(value)
+            self.pending = self.generator.send(value)
         except StopIteration as end:
             self._end(end.value)
         except Mistake as error:

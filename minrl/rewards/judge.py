@@ -76,14 +76,14 @@ class Judge:
             retries=config.judge_retries,
             key_variable=config.judge_key_variable,
         )
-        self._cache = ReplyCache(config.judge_cache, has_score)
+        self._cache = ReplyCache(config.judge_cache)
 
     def reward(self, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Reward:
         """The task's reward with the judge's part. Raises `ChatError` where the server does not answer."""
         messages = self._messages(prompt, completion, reference(example))
         asked = [self._client.base_url, self.config.judge_model, self._sampling, messages]
         key = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
-        reply = self._cache.reply(key, lambda: self._ask(messages))
+        reply = self._cache.reply(key, lambda: self._ask(messages), keep=has_score)
         try:
             return with_part(reward, parse_score(reply), self.config.judge_weight)
         except JudgeError:  # the completion's doing, and a reward of none would be better than a bad one
@@ -117,7 +117,7 @@ class Judge:
     def _ask(self, messages: list[dict[str, str]]) -> str:
         """The judge's reply. One that was truncated, withheld or refused becomes the reason, which has no score."""
         try:
-            [reply] = self._client.complete(messages, **self._sampling)
+            reply = self._client.complete(messages, **self._sampling)
         except ChatRefusal as error:
             return f"[{error.kind}]"
         return reply.text if reply.finish_reason == "stop" else f"[{reply.finish_reason}]"

@@ -12,35 +12,27 @@ from threading import Lock
 
 from minrl.types import UserError
 
-HEADER = b"SQLite format 3\0"
 BUSY_S = 60.0
 """How long another process may hold the file."""
 
 
 class ReplyCache:
-    """Replies by key. With an empty path they are kept in memory only.
+    """Replies by key. With an empty path they are kept in memory only."""
 
-    A reply that is not `worth_keeping` is returned and not cached.
-    """
-
-    def __init__(self, path: str, worth_keeping: Callable[[str], bool] = lambda reply: True) -> None:
-        self._worth_keeping, self._lock = worth_keeping, Lock()
-        self._asked: dict[str, Future[str]] = {}
-        file = Path(path)
+    def __init__(self, path: str) -> None:
+        self._lock, self._asked = Lock(), dict[str, Future[str]]()
         try:
             if path:
-                file.parent.mkdir(parents=True, exist_ok=True)
-            if path and file.exists() and file.read_bytes()[: len(HEADER)] not in (b"", HEADER):
-                raise UserError(f"{path} is no cache of replies: name another file, which is made where it is missing")
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._table = sqlite3.connect(path or ":memory:", BUSY_S, isolation_level=None, check_same_thread=False)
             self._table.execute("PRAGMA synchronous = OFF")  # what is written survives the process, if not the machine
             self._table.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply BLOB NOT NULL)")
         except (OSError, sqlite3.Error) as error:
-            raise UserError(f"cannot open the cache of replies {path}: {error}") from error
+            raise UserError(f"cannot open the cache of replies {path}: {error}; name another file") from error
 
-    def reply(self, key: str, ask: Callable[[], str]) -> str:
-        """The cached reply, else the result of `ask`, which threads with the same key share. Its errors are raised and
-        not cached.
+    def reply(self, key: str, ask: Callable[[], str], keep: Callable[[str], bool] = lambda reply: True) -> str:
+        """The cached reply, else the result of `ask`, which threads with the same key share. It is cached if `keep`
+        says so. Its errors are raised.
         """
         with self._lock:
             known = self._known(key)
@@ -52,7 +44,8 @@ class ReplyCache:
         if asked is not None:
             return asked.result()
         try:
-            mine.set_result(self._kept(key, ask()))
+            reply = ask()
+            mine.set_result(self._kept(key, reply) if keep(reply) else reply)
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -67,18 +60,13 @@ class ReplyCache:
 
     def _known(self, key: str) -> str | None:
         found = self._table.execute("SELECT reply FROM replies WHERE key = ?", [key]).fetchone()
-        reply = found[0].decode(errors="surrogatepass") if found else None
-        return reply if reply is not None and self._worth_keeping(reply) else None
+        return found[0].decode(errors="surrogatepass") if found else None
 
     def _kept(self, key: str, reply: str) -> str:
         """Write the reply, unless another process wrote one first; returns the final reply."""
-        if not self._worth_keeping(reply):
-            return reply
         with self._lock:
-            self._table.execute("BEGIN IMMEDIATE")
+            given = [key, reply.encode(errors="surrogatepass")]
+            self._table.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", given)
             known = self._known(key)
-            if known is None:
-                data = reply.encode(errors="surrogatepass")
-                self._table.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", [key, data])
-            self._table.execute("COMMIT")
-        return reply if known is None else known
+        assert known is not None
+        return known

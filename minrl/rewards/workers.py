@@ -20,8 +20,8 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.rewards.begun import Begun, Threads
-from minrl.rewards.printed import PRINTED, caught
+from minrl.rewards.begun import Begun
+from minrl.rewards.printed import PRINTED
 from minrl.rewards.worker import Failure, Lost, call
 from minrl.rewards.worker_process import READY, Worker
 from minrl.tasks.grader import Grader
@@ -45,7 +45,6 @@ class Workers:
         self._idle: list[Worker] = []
         self._busy: dict[Connection, Worker] = {}
         self._queue: deque[Begun] = deque()
-        self._threads = Threads()
         self._begun: dict[Begun, None] = {}  # in the order in which they were begun
         self._ended: SimpleQueue[Begun] = SimpleQueue()
         self._seconds, self._said = 0.0, False
@@ -68,7 +67,7 @@ class Workers:
         self._begun[begun] = None
         if job.cheap:
             started = time.perf_counter()
-            _run_here([begun])
+            begun.end(call(job))
             self._seconds += time.perf_counter() - started
         else:
             self._start(begun)
@@ -104,7 +103,9 @@ class Workers:
 
     def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
         asked = self._take(jobs)
-        _run_here([one for one in asked if one.job.cheap and not one.there])
+        for one in asked:
+            if one.job.cheap and not one.there:
+                one.end(call(one.job))
         self._work(len(asked), report)
         return self._second(jobs, [one.wait() for one in asked])
 
@@ -115,7 +116,9 @@ class Workers:
         for one in before:
             found.setdefault(id(one.job), deque()).append(one)
         asked = [found[id(job)].popleft() if found.get(id(job)) else Begun(job) for job in jobs]
-        self._keep(before.keys() & {*asked})
+        self._keep({*asked})
+        for one in before.keys() - {*asked}:
+            one.given_up = True
         for one in asked:
             if one not in before:
                 self._start(one)
@@ -124,16 +127,13 @@ class Workers:
     def _start(self, begun: Begun) -> None:
         """Bring a job on its way, unless it is a cheap one."""
         if begun.job.waits:
-            self._threads.begin(begun)
+            begun.begin_thread()
         elif not begun.job.cheap:
             self._queue.append(begun)
 
     def _keep(self, wanted: Collection[Begun]) -> None:
         """Give up all other jobs."""
         self._queue = deque(one for one in self._queue if one in wanted)
-        self._threads.keep(wanted)
-        if not any(one.job.waits for one in wanted):
-            self._threads = Threads()  # those of before may wait for ever
         for connection, worker in list(self._busy.items()):
             if worker.begun not in wanted:
                 worker.kill()
@@ -246,10 +246,3 @@ class Workers:
                     self._idle.append(worker)
                 worker.begun.end(result)
         return len(self._busy) < before
-
-
-def _run_here(cheap: Sequence[Begun]) -> None:
-    """Run cheap jobs in this process."""
-    with caught():
-        for one in cheap:
-            one.end(call(one.job))

@@ -34,7 +34,7 @@ from minrl.tasks.programs import programs_outside
 from minrl.types import Example, Prompt, Rollout, UserError, require
 from minrl.utils import text
 from minrl.utils.console import Screen
-from minrl.utils.files import lock_in_turn, whole_folder
+from minrl.utils.files import atomic_folder, lock_in_turn
 from minrl.utils.task_names import option_keys, task_key, weights_of
 
 VERSION = 1
@@ -145,7 +145,7 @@ def make_base_model(
             model = small_qwen3(tokenizer, width, layers, heads, config.base_seed)
             policy = as_policy(model, tokenizer, model_config, processes)
             warm_start(policy, task, config, progress)
-            with whole_folder(folder) as temporary:
+            with atomic_folder(folder) as temporary:
                 save_policy(policy, temporary)
         place.unlink(missing_ok=True)  # the model exists: nobody waits for the lock
 

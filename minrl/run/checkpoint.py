@@ -2,7 +2,7 @@
 
 A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and, written last, `trainer.json` with
 the trainer's state. It is written under a temporary name, flushed to disk and renamed: it becomes visible at the end of
-`whole_folder` (minrl/utils/files.py) in `save_checkpoint`.
+`atomic_folder` (minrl/utils/files.py) in `save_checkpoint`.
 """
 
 import hashlib
@@ -23,18 +23,16 @@ from torch import Tensor
 
 from minrl.models.loading import save_model
 from minrl.models.lora import ADAPTER, SUBFOLDER, MergedWeights
-from minrl.models.sharding import gathered, master_weights, named_weights, part_of, sharded, state_of, whole
+from minrl.models.sharding import full_tensor, gathered, master_weights, named_weights, part_of, sharded, state_of
 from minrl.policy import Policy
 from minrl.run.stopping import best_of, scores_of
 from minrl.types import TrainState, UserError, require
-from minrl.utils.files import naming, read_record, whole_folder, write_json
+from minrl.utils.files import atomic_folder, read_record, write_json
 
 STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
 HASHES = "sha256"
 """The entry of trainer.json with a hash of the tensors of each safetensors file."""
-MASTER = "weight"
-"""Among the optimizer's moments: a float32 weight that model.safetensors has in lower precision."""
 BEST = "best"
 """The file beside the checkpoints that names the best of them."""
 
@@ -56,7 +54,6 @@ def save_checkpoint(
     state: TrainState,
     keep: int,
     keep_best: bool = True,
-    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all) and the best. All processes call
     it; the main one gathers what is sharded and writes, while the others go on.
@@ -66,11 +63,8 @@ def save_checkpoint(
     moments = gathered(optimizer_tensors(optimizer, policy).items(), policy.processes.main)
     if not policy.processes.main:
         return final
-    if dtype != torch.float32 and policy.adapters is None:
-        masters = {name: tensors[name] for name in named_weights(policy.model)}
-        moments |= {f"{MASTER}:{name}": weight for name, weight in masters.items() if weight.dtype == torch.float32}
-    with whole_folder(final) as temporary:
-        save_policy(policy, temporary, tensors, dtype)
+    with atomic_folder(final) as temporary:
+        save_policy(policy, temporary, tensors)
         save_optimizer(moments, temporary / MOMENTS)
         save_state(state, temporary)
     best = name_best(folder, state) if keep_best else None  # before the one that it names now is removed
@@ -165,8 +159,7 @@ def save_state(state: TrainState, folder: Path) -> None:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The content of trainer.json."""
-    with naming(checkpoint / STATE):
-        values = json.loads((checkpoint / STATE).read_text())
+    values = json.loads((checkpoint / STATE).read_text())
     if not isinstance(values, dict):
         raise ValueError(f"{checkpoint / STATE} holds no object")
     return values
@@ -231,9 +224,7 @@ def save_optimizer(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 @torch.no_grad()
 def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what `save_optimizer` wrote, and float32 weights where it has them. bitsandbytes counts steps in an int,
-    torch in a float32.
-    """
+    """Restore what `save_optimizer` wrote. bitsandbytes counts steps in an int, torch in a float32."""
     weights = named_weights(policy.model)
     with safe_open(checkpoint / MOMENTS, "pt") as file:
         for key in file.keys():  # noqa: SIM118 - no dictionary
@@ -241,10 +232,7 @@ def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.O
             counted = kind == "step" and value.dtype == torch.int64
             weight = weights[name]
             moment = part_of(value.to(weight.device), weight)
-            if kind == MASTER:
-                weight.copy_(moment)
-            else:
-                optimizer.state[weight][kind] = int(value) if counted else moment
+            optimizer.state[weight][kind] = int(value) if counted else moment
 
 
 # The policy
@@ -264,12 +252,9 @@ def policy_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, merged.part(name)) for name in merged)
 
 
-def save_policy(
-    policy: Policy, folder: Path, tensors: Mapping[str, Tensor] | None = None, dtype: torch.dtype = torch.float32
-) -> None:
+def save_policy(policy: Policy, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
     """Write model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. `tensors` are what
-    `policy_tensors` gave, gathered; `dtype` is the precision of the model's file. Raises `UserError` if a weight is not
-    finite: no run could resume from it.
+    `policy_tensors` gave, gathered. Raises `UserError` if a weight is not finite: no run could resume from it.
     """
     tensors, merged = tensors or dict(policy_tensors(policy)), None
     for name, weight in tensors.items():
@@ -283,9 +268,9 @@ def save_policy(
         if alone:
             return
         merged = {name: tensor.detach() for name, tensor in tensors.items() if ADAPTER not in name}
-    elif sharded(policy.model) or dtype != torch.float32:
+    elif sharded(policy.model):
         merged = dict(tensors)
-    save_model(policy.model, policy.tokenizer, folder, merged, dtype)
+    save_model(policy.model, policy.tokenizer, folder, merged)
 
 
 # Hashes of tensors
@@ -304,7 +289,7 @@ def hash_files(folder: Path) -> dict[str, str]:
 
 def weights_sha256(policy: Policy) -> str:
     """A hash of the policy's weights, tied ones once. Of a sharded policy all processes must ask."""
-    return _hash((name, whole(weight)) for name, weight in master_weights(policy.model).items())
+    return _hash((name, full_tensor(weight)) for name, weight in master_weights(policy.model).items())
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:

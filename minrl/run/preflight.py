@@ -9,10 +9,10 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from loguru import logger
@@ -25,8 +25,8 @@ from minrl.engines.decoders import has_own_decoder
 from minrl.engines.torch_engine import footprint
 from minrl.evaluation import evaluations_after, samples_of
 from minrl.models.cpu import resident_bytes
-from minrl.models.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of, with_adapters
-from minrl.models.scoring import LARGEST_SHARE, method_of, sampled_rollout
+from minrl.models.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of
+from minrl.models.scoring import LARGEST_SHARE, method_of
 from minrl.models.sharding import master_weights
 from minrl.models.text import decoder_of, layers_of
 from minrl.policy import Policy
@@ -35,7 +35,7 @@ from minrl.rollout import Plan, Rollouts, rollout
 from minrl.run.defaults import OWN_BASE, num_text, rates_for, sizes_for
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
-from minrl.types import CausalModel, Example, Rollout, UserError, require
+from minrl.types import CausalModel, Example, Rollout, require
 from minrl.utils.console import duration
 from minrl.utils.files import free_bytes
 from minrl.utils.task_names import task_key
@@ -46,14 +46,8 @@ MEASURED = 512
 FEW_SAMPLED = 8
 """Examples that are sampled of a task whose rewards take time."""
 SLOW_REWARD_S = 1.0
-FEW_HELD_OUT = 20
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
-LONG_STEP_S = 600.0
-SHORT_STREAM = 64
-"""Tokens by which the time of a forward pass is measured before anything is sampled."""
-SAMPLING_PASSES = 2.0
-"""Forward passes that take as long as to sample, token by token."""
 UPDATE_PASSES = 3.0
 """Forward passes without gradient that take as long as an update's forward and backward pass (measured: 2.5 to 4)."""
 
@@ -76,8 +70,7 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
     yield from memory_findings(policy, config)
     yield from disk_findings(policy, config)
     for name, member in members.items():
-        yield from _of(name, len(members), dataset_findings(policy, engine, name, member, config))
-    yield from time_findings(policy, config)
+        yield from dataset_findings(policy, engine, name, member, config)
     for name, member in members.items():
         examples, plan = sampled_as(policy, name, member, config, len(members))
         workers.take_seconds()
@@ -86,18 +79,10 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
         sampled[name] = Sampled(played.rollouts, plan.max_tokens, time.perf_counter() - started)
         reward_s = max(policy.processes.gather([workers.take_seconds()]))
         refuse_mistakes(played.failures)
-        require_a_reward(name, played)
-        found = sample_findings(policy, engine, name, member, played, plan.max_tokens, reward_s, config)
-        yield from _of(name, len(members), found)
+        for finding in sample_findings(policy, engine, name, member, played, plan.max_tokens, reward_s, config):
+            yield finding if len(members) == 1 else f"{name}: {finding}"
     if policy.device.type == "cpu":
         logger.info(f"preflight: {estimate(policy, members, sampled, config, resident)}")
-
-
-def _of(name: str, count: int, findings: Iterable[str]) -> Iterator[str]:
-    """Findings of a task; of one of several with its name and the flag that sets its own limit."""
-    for finding in findings:
-        own = re.sub(r"--max-tokens(?: (\d+))?", lambda flag: f"--task-max-tokens {name}:{flag[1] or 'N'}", finding)
-        yield finding if count == 1 else f"{name}: {own}"
 
 
 def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
@@ -147,10 +132,10 @@ def rate_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
 def dataset_findings(policy: Policy, engine: Engine, name: str, task: Task, config: TrainerConfig) -> Iterator[str]:
     """The findings of a task's examples: how many there are, and whether prompts and answers have room."""
     held_out, limit = len(task.dataset.held_out), config.limit_of(name)
-    if held_out < FEW_HELD_OUT:
+    if held_out < 20:
         yield (
-            f"{name} has {held_out} held-out examples: with fewer than {FEW_HELD_OUT} the interval of the score says "
-            "little; give the task more examples, or hold out a larger share"
+            f"{name} has {held_out} held-out examples: with fewer than 20 the interval of the score says little; give "
+            "the task more examples, or hold out a larger share"
         )
     splits = [drawn(examples, MEASURED, config.seed) for examples in (task.dataset.train, task.dataset.held_out)]
     for examples in splits:
@@ -213,16 +198,6 @@ def sampled_as(
     return drawn(task.dataset.train, MEASURED, config.seed)[:count], plan
 
 
-def require_a_reward(name: str, sampled: Rollouts) -> None:
-    """Raise `UserError` if every reward failed."""
-    if sampled.failures and all(one.reward is None for one in sampled.rollouts):
-        raise UserError(
-            f"every reward of {name} failed in the preflight, {len(sampled.failures)} of {len(sampled.failures)}, the "
-            f"first with: {_reason(sampled.failures[0])}; fix the task's reward, or where a turn has no room give "
-            "shorter prompts or a longer context (--no-preflight begins all the same)"
-        )
-
-
 def sample_findings(
     policy: Policy,
     engine: Engine,
@@ -240,6 +215,12 @@ def sample_findings(
     if task.episode is not None:
         yield from context_findings(name, [one.prompt_length for one in played.rollouts], own, engine.context_length)
     if played.failures:
+        require(
+            any(one.reward is not None for one in played.rollouts) or not played.rollouts,
+            f"every reward of {name} failed in the preflight, {len(played.failures)} of {len(played.failures)}, the "
+            f"first with: {_reason(played.failures[0])}; fix the task's reward, or where a turn has no room give "
+            "shorter prompts or a longer context (--no-preflight begins all the same)",
+        )
         yield (
             f"{len(played.failures)} of {len(played.rollouts) + len(played.lost)} rewards failed, the first with: "
             f"{_reason(played.failures[0])}; fix the task's reward"
@@ -286,24 +267,6 @@ def _reason(failure: str) -> str:
 # Time and memory, from what was sampled
 
 
-def time_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
-    """Whether a step takes long on a CPU if completions are as long as they may be."""
-    settings = config.rollout
-    if policy.device.type != "cpu":
-        return
-    rollouts = settings.prompts_per_step * settings.group_size
-    tokens = policy.processes.split(rollouts) * settings.longest
-    passes = SAMPLING_PASSES + UPDATE_PASSES * config.algorithm.passes_per_step
-    short = sampled_rollout([0], [0] * SHORT_STREAM)
-    seconds = passes * tokens * forward_s(policy, [short], SHORT_STREAM) / SHORT_STREAM
-    if seconds > LONG_STEP_S:
-        yield (
-            f"a step of {rollouts} completions of up to {settings.longest} tokens takes up to about "
-            f"{duration(seconds)} with {num_text(policy.num_weights)} weights on this CPU: sample less "
-            "(--prompts-per-step, --group-size, --max-tokens), or choose a smaller model or a machine with a GPU"
-        )
-
-
 @torch.no_grad()
 def forward_s(policy: Policy, rollouts: Sequence[Rollout], micro_batch_tokens: int) -> float:
     """Seconds of a forward pass of the rollouts."""
@@ -316,33 +279,27 @@ def forward_s(policy: Policy, rollouts: Sequence[Rollout], micro_batch_tokens: i
 def estimate(
     policy: Policy, tasks: Mapping[str, Task], sampled: Mapping[str, Sampled], config: TrainerConfig, resident: int
 ) -> str:
-    """A line on the time and memory that the run is expected to take, with completions and groups that teach as the
-    sampled ones. What was cut off early is taken to fill the run's own limit.
+    """A line on the time and memory that the run is expected to take, with completions as long as the sampled ones.
+    What was cut off early is taken to fill the run's own limit.
     """
-    settings, forward, tokens, rollout_s, evaluation_s = config.rollout, 0.0, 0.0, 0.0, 0.0
+    settings, step_s, evaluation_s, tokens = config.rollout, 0.0, 0.0, 0.0
     count = policy.processes.split(settings.prompts_per_step) * settings.group_size / len(tasks)
+    passes = UPDATE_PASSES * config.algorithm.passes_per_step
     for name, (rollouts, limit, seconds) in sampled.items():
         if not rollouts:
             continue
-        rewards: dict[int, set[object]] = {}
-        for one in rollouts:
-            rewards.setdefault(one.group, set()).add(one.reward and one.reward.value)
-        taught = [one for one in rollouts if len(rewards[one.group]) > 1]
         grows = [config.limit_of(name) / limit if one.truncated else 1.0 for one in rollouts]
         each = sum(grows) / len(rollouts) ** 2
-        rollout_s += count * each * seconds
-        forward += count * each * forward_s(policy, taught, config.optimizer.micro_batch_tokens)
-        prompts = {one.group: one.prompt_length for one in rollouts}
-        tokens += count * each * (sum(prompts.values()) + sum(one.num_sampled for one in rollouts))
+        step_s += count * each * (seconds + passes * forward_s(policy, rollouts, config.optimizer.micro_batch_tokens))
+        tokens += count * each * sum(len(one.ids) for one in rollouts)
         held_out = min(len(tasks[name].dataset.held_out), config.evaluation.eval_examples)
         evaluation_s += held_out * (samples_of(held_out, config.evaluation) + 1) * each * seconds
-    update_s = UPDATE_PASSES * config.algorithm.passes_per_step * forward
     evaluations = config.evaluation.eval_first + evaluations_after(0, config.steps, config.evaluation)
-    whole = config.steps * (rollout_s + update_s) + evaluations * evaluation_s
+    whole = config.steps * step_s + evaluations * evaluation_s
     memory = resident + expected_bytes(policy, config, int(tokens))
     return (
-        f"about {duration(rollout_s + update_s)} a step, {duration(evaluation_s)} an evaluation, {duration(whole)} in "
-        f"all, and {memory / 2**30:.1f} GiB of memory"
+        f"about {duration(step_s)} a step, {duration(evaluation_s)} an evaluation, {duration(whole)} in all, and "
+        f"{memory / 2**30:.1f} GiB of memory"
     )
 
 
@@ -359,30 +316,22 @@ def expected_bytes(policy: Policy, config: TrainerConfig, tokens: int) -> int:
 
 # Memory and disk, by calculation
 
-FEW_TOKENS, RANK, COUNTS = 1024, 16, (2, 4, 8, 16, 32, 64)
-"""Tokens of a micro-batch, rank of adapters, numbers of processes: what is tried in place of the run's own."""
-
 
 def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
-    """Whether what a process holds fits in its free memory, and what would; the weights are loaded already."""
+    """Whether what a process holds fits in its free memory; the weights are loaded already."""
     free, text = policy.free_memory(), policy.model.config.get_text_config()
     weights, setup = _weights(policy.model), setup_of(policy, config)
     need = needed(weights, text, setup)
     if setup.engine == "vllm":
         free += setup.cache  # which vLLM has taken by now, and gives back while the policy trains
-    if need.total - need.loaded < free:
-        return
-    ways = list(_ways(weights, text, setup, free + need.loaded))
-    fit = " or ".join(flags for flags, fits in ways if fits)
-    tried = ", ".join(flags for flags, _ in ways)
-    remedy = f"it fits with {fit}" if fit else "choose a smaller model or larger machine"
-    if tried and not fit:
-        remedy += f"; none of these is enough alone: {tried}"
-    each = f" in each of {setup.processes} processes" if setup.processes > 1 else ""
-    yield (
-        f"training {weights.total / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB{each}, of which "
-        f"{need.loaded / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: {remedy} (docs/scaling.md)"
-    )
+    if need.total - need.loaded >= free:
+        each = f" in each of {setup.processes} processes" if setup.processes > 1 else ""
+        yield (
+            f"training {weights.total / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB{each}, of which "
+            f"{need.loaded / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: try --micro-batch-tokens 1024, "
+            "--optimizer adamw8bit, --lora-rank 16, or --sharding full in more processes, or choose a smaller model "
+            "(docs/runs.md)"
+        )
 
 
 def _weights(model: CausalModel) -> Weights:
@@ -420,41 +369,12 @@ def setup_of(policy: Policy, config: TrainerConfig) -> Setup:
     )
 
 
-def _ways(weights: Weights, text: Any, setup: Setup, room: int) -> Iterator[tuple[str, bool]]:  # noqa: ANN401
-    """Flags that take less memory than the run's own, and whether they alone make it fit."""
-
-    def fits(changed: Setup, trained: Weights = weights) -> bool:
-        return needed(trained, text, changed).total < room
-
-    if setup.tokens > FEW_TOKENS:
-        yield f"--micro-batch-tokens {FEW_TOKENS}", fits(replace(setup, tokens=FEW_TOKENS))
-    if setup.optimizer == "adamw" and setup.sharding == "none":  # which takes whole weights only
-        yield "--optimizer adamw8bit", fits(replace(setup, optimizer="adamw8bit"))
-    adapted = with_adapters(weights, text, RANK, setup.bfloat16)
-    if weights.trained == weights.total:
-        yield f"--lora-rank {RANK}", fits(replace(setup, reference=False), adapted)
-    if setup.engine == "vllm" and setup.tensor_parallel == 1 and setup.processes > setup.nodes:
-        parallel = setup.processes // setup.nodes
-        yield f"--engine-tensor-parallel {parallel}", fits(replace(setup, tensor_parallel=parallel))
-    if setup.engine == "vllm" or (setup.engine == "torch" and setup.shards > 1):
-        yield "--engine vllm-server", fits(replace(setup, engine="vllm-server", cache=0))
-    least = setup.processes + (setup.sharding == "full")
-    counts = [count for count in sorted({setup.processes, *COUNTS}) if count >= max(2, least)]
-    if counts:
-        divided = replace(setup, sharding="full", optimizer="adamw")
-        enough = [count for count in counts if fits(replace(divided, processes=count))]
-        count = (enough or counts[::-1])[0]
-        adamw = "" if setup.optimizer == "adamw" else ", with adamw,"
-        yield f"--sharding full{adamw} in {count} processes with as much memory each", bool(enough)
-
-
 def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
-    """Approximate bytes of a checkpoint: the weights, once more if rounded, and the moments of the trained ones."""
+    """Approximate bytes of a checkpoint: the weights, and the moments of the trained ones."""
     counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
     trained = sum(count for weight, count in counts.items() if weight.requires_grad)
     saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
-    each = 6 if config.logging.save_dtype == "bfloat16" and not config.lora.lora_rank else 4
-    return each * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
+    return 4 * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
 
 
 def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:

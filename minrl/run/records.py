@@ -111,17 +111,14 @@ def _outside_files(run: Run) -> list[Path]:
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """Every setting by its flag's name; options of the trained and evaluated tasks as `task.option`. First come those
-    of this run that are not the default, then those that are given most, then the options of its tasks.
+    """Every setting by its flag's name, those of this run that are not the default first; options of the trained and
+    evaluated tasks as `task.option`.
     """
     values = to_dict(run.settings, run.options)
     tasks, names = values.pop("tasks"), {key for name in run.config.task_names for key in option_keys(name)}
-    own = {f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}
-    values |= own
-    often = [name for name in run.settings.often if name != "resume"]
+    values |= {f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}
     chosen = differing(run.settings, run.options)
-    first = [name for name in (*often, *values) if name in chosen]
-    return {name: values[name] for name in dict.fromkeys([*first, *often, *own, *values])}
+    return {name: values[name] for name in sorted(values, key=lambda name: name not in chosen)}
 
 
 # Provenance
@@ -143,7 +140,7 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
         "commit": _git_commit(),
         "files": {str(path): digest_of(files_in(path)) for path in files},
         **code(),
-        "place": place(os.environ).facts,
+        "place": place(os.environ),
         "machine": {
             "platform": platform.platform(),
             "processor": _processor(),

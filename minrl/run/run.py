@@ -22,7 +22,7 @@ from minrl.models.distributed import Processes
 from minrl.run.checkpoint import STATE, by_step, damage, newest_complete, step_of
 from minrl.run.defaults import full_name
 from minrl.run.folder import CONFIG, RunFolder, model_folder
-from minrl.tasks import flag_identifier
+from minrl.tasks import OWNERS, flag_identifier
 from minrl.types import UserError, require
 from minrl.utils.cli import from_dict, near, to_dict, typed
 from minrl.utils.files import LOCK, holder, lock, refusal
@@ -99,7 +99,9 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes the run."""
+        """The command that resumes the run, or what to call where its task is one of the program that calls `train`."""
+        if names := OWNERS.keys() & self.config.rollout.weights.keys():
+            return f"train(TrainerConfig(resume={near(self.folder)!r}, task={min(names)})) in the program of this task"
         return f"{self.program.typed} --resume {shlex.quote(near(self.folder))}"
 
 
@@ -143,25 +145,17 @@ def _stored_run(settings: Any, options: TaskOptions, changed: set[str], program:
         )
     stored: Any
     stored, options = from_dict(run.config, type(settings))
-    given = with_absolute_paths(settings)
-    if any(f"--{name}" in changed for name in program.extends):  # all of them: of two one wins
-        stored = replace(stored, **{name: getattr(given, name) for name in program.extends})
-    ends = {name: getattr(given.evaluation, name) for name in ENDS if flag_of(name) in changed}
-    servers = {name: getattr(given.engine, name) for name in SERVERS if flag_of(name) in changed}
+    given = with_absolute_paths(settings).settings
     name = run.record["minrl_run"]
-    own = Path(given.logging.checkpoints_dir) / name
+    own = Path(given["checkpoints_dir"]) / name
     checkpoints = own if "--checkpoints-dir" in changed else kept or run.checkpoints
+    new = [name for name in (*ENDS, *SERVERS) if flag_of(name) in changed]
+    new += program.extends if any(f"--{name}" in changed for name in program.extends) else []  # of two one wins
+    new += ["quiet"] if given["quiet"] else []
     places = {"runs_dir": str(run.path.parent), "checkpoints_dir": str(checkpoints.parent)}
-    quiet = settings.logging.quiet or stored.logging.quiet
-    stored = replace(
-        stored,
-        evaluation=replace(stored.evaluation, **ends),
-        engine=replace(stored.engine, **servers),
-        logging=replace(stored.logging, **places, quiet=quiet),
-    )
     return Run(
         name,
-        stored,
+        stored.with_settings(**{name: given[name] for name in new}, **places),
         options,
         run.path,
         checkpoints,

@@ -3,7 +3,6 @@
 import copy
 import math
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +18,11 @@ from minrl.config import ModelConfig, TrainerConfig
 from minrl.engines import Engine, make_engine, takes_vllm
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluation import evaluate
+from minrl.models.chat_templates import settle_template
 from minrl.models.distributed import Processes
-from minrl.models.launch import place
 from minrl.models.loading import load_model
 from minrl.models.lora import Adapters, adapted_layers, base_of, fold_in, require_peft
-from minrl.models.shape import shape_of
 from minrl.models.sharding import fill, shard
-from minrl.models.templates import settle_template
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
@@ -106,7 +103,7 @@ def assemble(run: Run) -> Iterator[Parts]:
 
         policy, state = prepare_policy(run, tasks, processes, screen)
         trained = what_is_trained(run.settings, policy.num_weights)
-        for line in filter(None, [str(place(os.environ)), str(processes.launch), trained]):
+        for line in filter(None, [str(processes.launch), trained]):
             logger.info(line)
         optimizer = make_optimizer(policy, config.optimizer)
         require_room(policy, config, run.checkpoints)
@@ -147,7 +144,6 @@ def load_tasks(run: Run) -> dict[str, Task]:
             f"the data of {name!r} has {held_out} held-out examples and none to train on: "
             "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
         )
-        require_sendable(name, task)
     for task in tasks.values():
         task.notes()  # raises if the task cannot run on this machine
     frozen = any(one.frozen_opponent for one in tasks.values())
@@ -158,19 +154,6 @@ def load_tasks(run: Run) -> dict[str, Task]:
 def no_frozen_role(name: str) -> str:
     """The message for an --opponent in a task without frozen roles."""
     return f"--opponent has nobody to play: no role of {name} is frozen; leave it out or see the task's own options"
-
-
-def require_sendable(name: str, task: Task) -> None:
-    """Refuse a reward that no worker process can be sent, which the first completions would show."""
-    if task.reward is None or task.cheap:
-        return
-    try:
-        pickle.dumps(task.paid("", task.dataset.held_out[0]).function)
-    except Exception as error:  # pickling a task's objects may raise anything
-        raise UserError(
-            f"the reward of {name} cannot be sent to a worker process ({error}): define it at the top level of its "
-            "module, and bind options to it with functools.partial"
-        ) from error
 
 
 @contextmanager
@@ -218,11 +201,6 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
         logger.warning(
             f"{path} is sampled without a cache by the embedded engine, which takes longer: transformers' own is not "
             f"right for it ({verified.why_not_cached})"
-        )
-    if policy.context_length < (whole := shape_of(model.config).context):
-        logger.warning(
-            f"{path} is kept to the original {policy.context_length} tokens of its context of {whole}, prompt and "
-            "completion together: beyond them LongRoPE changes what every token before was sampled from"
         )
     return policy
 

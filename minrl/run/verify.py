@@ -4,9 +4,11 @@ Plain transformers is its own forward pass of one sequence at a time, with eager
 differs from it is not used; a model that no method computes right is refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +23,7 @@ from minrl.models.text import decoder_of, layers_of
 from minrl.types import CausalModel, Rollout, UserError
 from minrl.utils.text import first_line
 
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
-"""What says nothing of a method: another one may need less memory, but is slower for ever."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,10 @@ def verify(model: CausalModel) -> Verified:
     except Exception as error:  # of sizes that the config lacks
         raise refused(model, f"its config does not tell its shape ({first_line(error)})") from error
     with narrowed(model):
-        try:
-            probe = Probe(model)
-            expected = _expected(model, probe)
-        except OUT_OF_MEMORY:
-            raise
-        except Exception as error:  # a forward pass raises whatever its code leads it to
-            raise refused(model, f"transformers' own forward pass fails: {first_line(error)}") from error
+        probe = Probe(model)
+        expected = attempted(probe.plain)
+        if isinstance(expected, str):
+            raise refused(model, f"transformers' own forward pass fails: {expected}")
         if not bool(expected.logprobs.isfinite().all()):
             raise refused(model, "its log-probabilities are not finite")
         if not expected.gradients:  # Reformer's backward pass is its own
@@ -61,18 +59,16 @@ def verify(model: CausalModel) -> Verified:
     return Verified(method, why_not_packed, why_not_cached)
 
 
-def _expected(model: CausalModel, probe: "Probe") -> "Computed":
-    """What plain transformers computes. Its grouped product of experts does not take every width: then one by one."""
-    config = decoder_of(model).config
+def attempted(compute: Callable[[], T]) -> T | str:
+    """What is computed, or the first line of the error: a forward pass raises whatever its code leads it to. Too little
+    memory says nothing of a method: another one may need less, but is slower for ever.
+    """
     try:
-        return probe.plain()
-    except OUT_OF_MEMORY:
+        return compute()
+    except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception:
-        if getattr(config, "_experts_implementation", None) in (None, "eager"):
-            raise
-        config._experts_implementation = "eager"
-        return probe.plain()
+    except Exception as error:
+        return first_line(error)
 
 
 def _choose_scoring(model: CausalModel, probe: "Probe", expected: "Computed") -> tuple[bool, str]:
@@ -84,12 +80,7 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: "Computed") ->
             continue
         set_attention(model, attention)
         set_method(model, Method(packed))
-        try:
-            tried[packed, attention] = probe.scored().gap(expected)
-        except OUT_OF_MEMORY:
-            raise
-        except Exception as error:  # see `verify`
-            tried[packed, attention] = first_line(error)
+        tried[packed, attention] = attempted(lambda: probe.scored().gap(expected))
         if not tried[packed, attention]:
             why = tried.get((True, own), "it does not use transformers' attention interface")
             return packed, "" if packed else why
@@ -104,12 +95,7 @@ def _choose_decoding(model: CausalModel, probe: "Probe", expected: "Computed") -
     why = ""
     decodings: tuple[Decoding, ...] = ("own", "cached", "aligned", "recomputed")
     for decoding in decodings[not has_own_decoder(model) :]:
-        try:
-            gap = Computed(probe.decoded(decoding), {}).gap(replace(expected, gradients={}))
-        except OUT_OF_MEMORY:
-            raise
-        except Exception as error:  # see `verify`
-            gap = first_line(error)
+        gap = attempted(partial(probe.decoding_gap, decoding, expected))
         if not gap:
             return decoding, why
         why = why or gap
@@ -222,8 +208,8 @@ class Probe:
         return Computed(logprobs.detach(), {name: grad for name, grad in named if grad is not None})
 
     @torch.no_grad()
-    def decoded(self, decoding: Decoding) -> Tensor:
-        """Token by token, by the embedded engine's decoder; finished rows leave the batch."""
+    def decoding_gap(self, decoding: Decoding, expected: Computed) -> str:
+        """How it differs token by token, by the embedded engine's decoder; finished rows leave the batch."""
         set_method(self.model, replace(method_of(self.model), decoding=decoding))
         logprobs: list[list[Tensor]] = [[] for _ in self.rollouts]
         lengths = {rollout.prompt_length for rollout in self.rollouts}
@@ -231,7 +217,9 @@ class Probe:
             rows = [row for row, rollout in enumerate(self.rollouts) if rollout.prompt_length in together]
             for row, logprob in self._decoded(rows):
                 logprobs[row].append(logprob)
-        return torch.stack([logprob for own in logprobs for logprob in own])
+        return Computed(torch.stack([logprob for own in logprobs for logprob in own]), {}).gap(
+            replace(expected, gradients={})
+        )
 
     def _decoded(self, rows: list[int]) -> Iterator[tuple[int, Tensor]]:
         """Each token's log-probability with the number of its rollout."""

@@ -83,7 +83,6 @@ class Call:
     limits: Limits = field(default_factory=Limits)
     stdin: bytes = b""
     readable: Sequence[str | Path] = ()
-    writable: Sequence[str | Path] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     channel: int = -1
 
@@ -176,7 +175,6 @@ def _message(call: Call, level_name: str) -> dict[str, object]:
         "files": {name: text.encode() if isinstance(text, str) else text for name, text in call.files.items()},
         "stdin": call.stdin,
         "readable": [os.path.abspath(path) for path in [*call.readable, *INTERPRETER]],
-        "writable": [os.path.abspath(path) for path in call.writable],
         "environment": dict(call.environment),
         "channel": call.channel,
         "level": level_name,
@@ -198,11 +196,10 @@ def run(
     *,
     stdin: bytes = b"",
     readable: Sequence[str | Path] = (),
-    writable: Sequence[str | Path] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a command on the files. It may read `readable` and change `writable`, lists of existing paths."""
-    return start(Call(command, files or {}, limits or Limits(), stdin, readable, writable, environment or {})).result()
+    """Run a command on the files. It may read `readable`, a list of existing paths."""
+    return start(Call(command, files or {}, limits or Limits(), stdin, readable, environment or {})).result()
 
 
 def level() -> str:

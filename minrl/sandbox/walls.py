@@ -71,7 +71,6 @@ def launch_limited(call: Call, uid: int, folder: str, streams: list[int]) -> Non
     processes = processes_allowed(call, uid)
     os.mkdir(folder, 0o700)
     write_files(folder, call["files"], uid)
-    own(call["writable"], uid)
     enter(call, uid, folder, processes, streams, landlock_rules(call, folder) if landlock_version() else -1)
 
 
@@ -82,7 +81,6 @@ def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> No
     """
     processes, root = processes_allowed(call, uid), os.geteuid() == 0
     gid = os.getegid()  # inside it is unknown until it is mapped
-    own(call["writable"], uid)
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     checked(LIBC.unshare(flags if root else flags | CLONE_NEWUSER), "unshare")
     die_with_parent()
@@ -108,7 +106,6 @@ def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> No
 
 def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> None:
     """The same walls by `bwrap`. As root it keeps only the capabilities with which `setpriv` becomes the uid."""
-    own(call["writable"], uid)
     arguments = ["bwrap", "--die-with-parent", "--new-session"]
     arguments += [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts", "cgroup-try")]
     arguments += [*mounts_of_bubblewrap(call), *files_of_bubblewrap(call)]
@@ -135,7 +132,7 @@ def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> No
 def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
     """The arguments for the files of the machine that the call may see."""
     readable = mounted(call["readable"])
-    for path in parents_of([*SYSTEM, *readable, *call["writable"], "/dev/null"]):
+    for path in parents_of([*SYSTEM, *readable, "/dev/null"]):
         yield from ("--dir", path)  # bwrap's own parents would be closed to the uid
     for path in SYSTEM:
         if os.path.islink(path):
@@ -151,14 +148,12 @@ def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
         yield from ("--symlink", target, f"/dev/{name}")
     for path in readable:
         yield from ("--ro-bind", path, path)
-    for path in call["writable"]:
-        yield from ("--bind", path, path)
 
 
 def files_of_bubblewrap(call: Call) -> Iterator[str]:
     """The arguments for the directory in memory. If we are root it belongs to root, so the uid needs all modes."""
     yield from ("--perms", "0777", "--size", str(call["file_mib"] * MIB), "--tmpfs", WORK)
-    if not any(path.startswith("/tmp/") for path in [*call["readable"], *call["writable"]]):
+    if not any(path.startswith("/tmp/") for path in call["readable"]):
         yield from ("--symlink", WORK[1:], "/tmp")
     for directory in directories_of(call["files"]):
         yield from ("--perms", "0777", "--dir", f"{WORK}/{directory}")
@@ -303,8 +298,6 @@ def build_root(call: Call, uid: int) -> None:
             bind(path, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
     for path in mounted(call["readable"]):
         bind(path, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
-    for path in call["writable"]:
-        bind(path, MOUNT_ATTR_NOSUID)
     for name in DEVICES:
         bind(f"/dev/{name}", MOUNT_ATTR_NOSUID)
     for name, target in LINKS.items():
@@ -380,15 +373,6 @@ def write_files(folder: str, files: dict[str, bytes], uid: int) -> None:
         os.chown(path, uid, uid if os.geteuid() == 0 else -1)
 
 
-def own(paths: list[str], uid: int) -> None:
-    """Give the directories that the command may write to its uid: the last call had another uid."""
-    for path in paths if os.geteuid() == 0 else []:
-        os.lchown(path, uid, uid)
-        for folder, directories, files in os.walk(path):
-            for name in directories + files:
-                os.lchown(os.path.join(folder, name), uid, uid)
-
-
 def landlock_version() -> int:
     """The version of Landlock that this kernel has; 0 if it has none. It limits which files are opened where no mounts
     can. It does not hide that a path exists, and the owner of a file may still change its mode.
@@ -407,8 +391,7 @@ def landlock_rules(call: Call, folder: str) -> int:
         _allow(rules, path, EXECUTE | READ_FILE | READ_DIR)
     for name in DEVICES:
         _allow(rules, f"/dev/{name}", READ_FILE | WRITE_FILE)
-    for path in [folder, *call["writable"]]:
-        _allow(rules, path, known & ~(MAKE_CHAR | MAKE_BLOCK))
+    _allow(rules, folder, known & ~(MAKE_CHAR | MAKE_BLOCK))
     return rules
 
 

@@ -174,9 +174,7 @@ class ExpertIterationConfig(FineTuningConfig):
     samples_per_example: Count = 8
     """Completions sampled for each example. Not given: by the size of a --model-id."""
     max_per_example: Annotated[int, Bound(least=1, zero="all")] = 4
-    """Most correct completions of an example that are trained on in a round. 0: all."""
-    deduplicate: bool = True
-    """Train on equal completions of an example once in a round."""
+    """Most correct completions of an example, all different, that are trained on in a round. 0: all."""
     restart_each_round: bool = False
     """Fine-tune the model that the run started from in every round, not the policy of the round before."""
     epochs_per_round: Epochs = 1.0

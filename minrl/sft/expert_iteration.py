@@ -25,7 +25,6 @@ from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
 from minrl.run.defaults import with_defaults
-from minrl.run.folder import RunFolder
 from minrl.run.run import Program, open_run
 from minrl.run.setup import Parts, assemble, prepare_policy
 from minrl.sampling import draw_examples, every, require_rewards, training_plan
@@ -38,10 +37,9 @@ from minrl.tracking.timers import timed
 from minrl.tracking.writers import require_logger
 from minrl.types import Example, Rollout, TrainState
 from minrl.utils.cli import Command
-from minrl.utils.console import Table, activity, print_tables
+from minrl.utils.console import activity
 from minrl.utils.files import write_jsonl
 from minrl.utils.statistics import is_solved
-from minrl.utils.task_names import task_key
 
 EXPERT_ITERATION = Program("expert-iteration", extends=("rounds",))
 
@@ -100,7 +98,7 @@ def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Ex
 def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -> list[Rollout]:
     """The solved completions that ended by themselves, in the order of sampling.
 
-    At most the first `max_per_example` of an example and role are kept; with `deduplicate`, equal ones once.
+    At most the first `max_per_example` different ones of an example and role are kept.
     """
     kept: list[Rollout] = []
     found: dict[tuple[str, str], list[Sequence[int]]] = {}
@@ -109,7 +107,7 @@ def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -
             continue
         known = found.setdefault((one.example_id, one.role), [])
         full = 0 < settings.max_per_example <= len(known)
-        if not full and not (settings.deduplicate and one.ids in known):
+        if not full and one.ids not in known:
             known.append(one.ids)
             kept.append(one)
     return kept
@@ -181,28 +179,8 @@ def write_samples(
     write_jsonl(path, rows)
 
 
-def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
-    """What each round solved, kept and reached, from the run's metrics. Round 0 is the start model."""
-    rows: list[dict[str, object]] = []
-    for line in RunFolder(folder).metrics:
-        name = f"eval/{task}/"
-        row: dict[str, object] = {"round": line["step"]}
-        if "expert/kept" in line:
-            row |= {
-                "correct": f"{line['reward/solved_frac']:.1%}" if "reward/solved_frac" in line else "-",
-                "kept": f"{line['expert/kept']:.0f} ({line['expert/kept_frac']:.0%})",
-                "solved": int(line["expert/solved_examples"]),
-            }
-        if name + "pass@1" in line:
-            low, high = line[name + "pass@1_low"], line[name + "pass@1_high"]
-            row["pass@1"] = f"{line[name + 'pass@1']:.1%} ({100 * low:.1f}-{100 * high:.1f})"
-            row["entropy"] = f"{line[name + 'entropy']:.3f}"
-        rows.append(row | {"s": f"{line['time/step_s']:.0f}"})
-    return rows
-
-
 def main(command: Command[ExpertIterationConfig]) -> int:
-    """Measure the policy, let it learn from itself, and show the figures of each round."""
+    """Measure the policy, and let it learn from itself."""
     command = with_defaults(command)
     run = open_run(command.config, command.options, command.given, EXPERT_ITERATION)
     require_logger(run.config.logging)
@@ -216,10 +194,4 @@ def main(command: Command[ExpertIterationConfig]) -> int:
             )
         with Session(parts, command.started, partial(measure, held_out=[])) as session:
             improve(session, settings)
-            rounds = rounds_of(parts.run.folder, task_key(settings.reward.task))
-            status = session.finish({"algorithm": "expert_iteration", "rounds": rounds})
-        if status == 0 and rounds and not parts.screen.quiet:
-            title = "rounds: kept completions and examples, held-out pass@1, entropy in nats, seconds"
-            lines = [[str(row.get(column, "-")) for column in rounds[-1]] for row in rounds]
-            print_tables([Table(title, list(rounds[-1]), lines)], "summary.json", parts.screen.console)
-        return status
+            return session.finish({"algorithm": "expert_iteration"})

@@ -8,20 +8,18 @@ reward: it would teach the model to end there. Kept rows are written unchanged a
 is whole. A row that cannot be scored is dropped and counted.
 """
 
-import json
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.rewards.completions import CHUNK, read_lines, score_lines
+from minrl.rewards.completions import read_lines, score_lines
 from minrl.rewards.workers import Workers
 from minrl.sft.config import FilterConfig
 from minrl.tasks import Task, load_task
 from minrl.types import UserError
 from minrl.utils.cli import Command
-from minrl.utils.files import whole
+from minrl.utils.files import atomic_write
 
 EXAMPLE = "example"
 """The field of a row that may hold the fields that the reward reads, so that none replaces another."""
@@ -41,13 +39,14 @@ def filter_file(task: Task, source: Path, output: Path, min_reward: float | None
     """Write the rows whose reward is at its maximum, or at least `min_reward`."""
     counts = Counts()
     output.parent.mkdir(parents=True, exist_ok=True)
-    with whole(output) as file:
-        for line, scored in _scored(task, read_lines(source, "rows"), workers):
+    with atomic_write(output) as file:
+        lines = read_lines(source, "rows")
+        for line, row, scored in score_lines(task, lines, workers, completed=_with_completion):
             counts.rows += 1
             if scored["reward"] is None:
                 counts.unscorable += 1
                 counts.first_reason = counts.first_reason or f"row {counts.rows}: {scored['error']}"
-            elif json.loads(line).get("truncated") is not True and (
+            elif row.get("truncated") is not True and (
                 scored["solved"] if min_reward is None else scored["reward"] >= min_reward
             ):
                 counts.kept += 1
@@ -55,26 +54,10 @@ def filter_file(task: Task, source: Path, output: Path, min_reward: float | None
     return counts
 
 
-def _scored(task: Task, lines: Sequence[str], workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line as it is, and the row on it with its reward."""
-    for start in range(0, len(lines), CHUNK):
-        chunk = lines[start : start + CHUNK]
-        yield from zip(chunk, score_lines(task, [_with_completion(line) for line in chunk], workers), strict=True)
-
-
-def _with_completion(line: str) -> str:
-    """The line for scoring: its response under `completion`, the fields of its example at the top. Scoring reports a
-    line that is not JSON.
-    """
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
-        return line
-    if not isinstance(row, dict):
-        return line
+def _with_completion(row: dict[str, Any]) -> dict[str, Any]:
+    """The row for scoring: its response under `completion`, the fields of its example at the top."""
     fields = row[EXAMPLE] if isinstance(row.get(EXAMPLE), dict) else {}
-    said = {"completion": row["response"]} if "response" in row else {}
-    return json.dumps({**row, **fields, **said})
+    return {**row, **fields, **({"completion": row["response"]} if "response" in row else {})}
 
 
 def main(command: Command[FilterConfig]) -> int:

@@ -14,7 +14,6 @@ from minrl.tasks.custom import (
     definition_in_file,
     definition_installed,
     installed_tasks,
-    provider,
     say_runs_here,
     tasks_in,
     with_absolute_path,
@@ -149,20 +148,21 @@ def find_definition(name: str) -> TaskDefinition:
     family, slash, member = name.partition("/")
     if slash and family in TASK_FAMILIES:
         return TASK_FAMILIES[family](member)
-    installed = installed_tasks()
-    offers = installed.get(name, [])
-    if name in TASK_DEFINITIONS and offers:
-        raise UserError(f"{provider(offers[0])} offers a task {name!r}, which is a built-in one's name: uninstall it")
     if name in TASK_DEFINITIONS:
-        return TASK_DEFINITIONS[name]
-    if len(offers) > 1:
-        raise UserError(f"{' and '.join(map(provider, offers))} offer a task {name!r} each: uninstall one of them")
-    if offers:
-        return definition_installed(offers[0])
-    known = [*TASK_DEFINITIONS, *(f"{family}/NAME" for family in TASK_FAMILIES), *installed]
+        found: object = TASK_DEFINITIONS[name]
+        if isinstance(found, TaskDefinition):
+            return found
+        got, takes = type(found).__name__, "a function with @task above it, or a TaskDefinition"
+        raise UserError(f"TASK_DEFINITIONS[{name!r}] must be {takes}, got {got}: TrainerConfig(task=...) takes a Task")
+    if (offered := definition_installed(name)) is not None:
+        return offered
+    known = [*TASK_DEFINITIONS, *(f"{family}/NAME" for family in TASK_FAMILIES), *sorted(installed_tasks().names)]
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
-    raise UserError(f"no task {name!r}: {meant}choose one of {', '.join(known)}, or name a file: path/to/file.py:name")
+    raise UserError(
+        f"no task {name!r}: {meant}choose one of {', '.join(known)}, or name a file: path/to/file.py:name (a run of a "
+        "task that a program made is resumed by that program, with the task in its TrainerConfig)"
+    )
 
 
 def option_classes(names: Iterable[str]) -> dict[str, type]:

@@ -13,12 +13,13 @@ from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from minrl import types
-from minrl.types import Episode, Example, Job, Mistake, Reward, Turn, finite
-from minrl.utils.text import stable_text
+from minrl.types import Episode, Example, Job, Mistake, Reward, Turn, UserError, finite
+from minrl.utils.text import is_unicode, stable_text
 
+T = TypeVar("T")
 MISTAKE = "mistake in "
 
 REWARDS = "return a number (float, int, bool, a tensor or array of one value) or a Reward made of numbers"
@@ -35,6 +36,7 @@ _NAMES: dict[str, set[str]] = {}
 _SAID: set[str] = set()
 
 PROMPTS = 'a string or a list of messages such as {"role": "user", "content": "2 + 2 ="}'
+HALF = "a lone half of a surrogate pair, which is no character: remove it"
 
 
 def refuse_mistakes(failures: Iterable[str]) -> None:
@@ -56,19 +58,31 @@ def checking(task: str, example: Example) -> Iterator[Example]:
     and the example, and the line of the code.
     """
     try:
-        yield _copied(example)
+        yield copied(example)
     except Mistake as error:
         raise mistaken(task, example, f"{error}{_place(error)}") from error
 
 
-def _copied(example: Example) -> Example:
+def copied(value: T) -> T:
+    """A copy of an example or a row, for code that may change it."""
     try:
-        return copy.deepcopy(example)
-    except Exception:  # a value may be of any kind, such as a lock: all completions share it
-        return example
+        return copy.deepcopy(value)
+    except Exception:  # it may hold anything, such as a lock: all completions share it
+        return value
 
 
-def _place(error: Mistake) -> str:
+@contextmanager
+def of_the_task(what: str) -> Iterator[None]:
+    """What the user's code in the block raises is a mistake, in one line with the place."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise Mistake(f"{what} raises {type(error).__name__}: {' '.join(str(error).split())}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
     """The line of the task's code that the mistake came from, if it is known."""
     own = {__file__, types.__file__}
     lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename not in own]
@@ -92,6 +106,17 @@ def as_reward(paid: Any) -> Reward:  # noqa: ANN401 - a task's code may return a
         return Reward(finite("the value of a reward", paid))
     except Mistake as error:
         raise Mistake(f"{error}{'' if isinstance(paid, Real) else f'; {REWARDS}'}") from error
+
+
+def demonstrated(task: str, function: Callable[..., Any], example: Example, rng: Random) -> Any:  # noqa: ANN401
+    """A demonstration: a text, or one role's turns."""
+    with checking(task, example) as own, of_the_task("`demonstrations`"):
+        shown = function(own, rng)
+        turns = [("", shown)] if isinstance(shown, str) else shown
+        pairs = isinstance(turns, list | tuple) and [isinstance(one, list | tuple) and len(one) == 2 for one in turns]
+        if not (pairs and all(pairs) and all(is_prompt(asked) and isinstance(said, str) for asked, said in turns)):
+            raise Mistake(f"a demonstration must be a text, or a list of (prompt, text), got {_shown(shown)}")
+        return shown
 
 
 def played(task: str, function: Callable[[Example, Random], Any], example: Example, rng: Random) -> Episode:
@@ -143,6 +168,8 @@ def _asked(asked: Any) -> Turn | Job:  # noqa: ANN401 - a task's code may yield 
         raise Mistake(f"an episode must yield a Turn or a Job, got {_shown(asked)}")
     if isinstance(asked, Turn) and not is_prompt(asked.message):
         raise Mistake(f"the message of a Turn must be {PROMPTS}, got {_shown(asked.message)}")
+    if isinstance(asked, Turn) and is_blank(asked.message):
+        raise Mistake("the message of a Turn must not be empty")
     return asked
 
 
@@ -156,6 +183,11 @@ def _by_role(rewards: Any) -> dict[str, Reward]:  # noqa: ANN401 - a task's code
         except Mistake as error:
             raise Mistake(f"the reward of {role!r}: {error}") from error
     return paid
+
+
+def is_blank(prompt: object) -> bool:
+    """Whether a prompt is a blank text or a chat without messages: nothing could be sampled after it."""
+    return prompt == [] or (isinstance(prompt, str) and not prompt.strip())
 
 
 def require_example(example: Any) -> None:  # noqa: ANN401 - a task's code may make anything
@@ -187,11 +219,23 @@ def require_distinct(examples: Iterable[Example]) -> None:
 
 
 def is_prompt(prompt: object) -> bool:
-    """Whether this is a text or a list of chat messages."""
-    messages = prompt if isinstance(prompt, list) else None
-    return isinstance(prompt, str) or (
-        messages is not None and all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages)
+    """Whether this is a text or a list of chat messages. A call of tools among them may have None as its content."""
+    if not isinstance(prompt, list):
+        return isinstance(prompt, str)
+    return (
+        all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in prompt)
+        and all(isinstance(one["role"], str) for one in prompt)
+        and all(isinstance(one["content"], str | list) or one.get("tool_calls") for one in prompt[:-1])
+        and all(isinstance(one["content"], str | list) for one in prompt[-1:])
     )
+
+
+def encodable(value: object) -> bool:
+    """Whether all texts of a value can be written as UTF-8."""
+    if isinstance(value, str):
+        return is_unicode(value)
+    parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    return not isinstance(parts, list | tuple) or all(map(encodable, parts))
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - whatever a task hands over

@@ -20,10 +20,10 @@ import functools
 import json
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from loguru import logger
 
@@ -33,7 +33,8 @@ from minrl.sandbox.calls import Call, Limits
 from minrl.tasks import code_judge
 from minrl.tasks.data import Row, Source, identity, load_each
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
-from minrl.types import Example, Reward, UserError, require
+from minrl.types import Example, Reward, UserError
+from minrl.utils.settings import Bound, Bounded, Positive
 
 MBPP = Source(
     "google-research-datasets/mbpp",
@@ -65,31 +66,25 @@ name that a script does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeOptions:
+class CodeOptions(Bounded):
     """Which problems, what is paid, and what a program may use."""
 
+    prefix = "code."
     dataset: str = MBPP.hub_name
     """The hub's dataset: openai/openai_humaneval, or one with the columns of MBPP."""
     mode: Literal["tests", "execute"] = "tests"
     """Whether a program is judged by the row's tests, or by whether it runs."""
-    tests_weight: float = 1.0
+    tests_weight: Positive = 1.0
     """Weight of the share of tests that pass."""
-    all_weight: float = 0.0
+    all_weight: Annotated[float, Bound(least=0)] = 0.0
     """Weight of passing them all."""
-    timeout_s: float = 10.0
+    timeout_s: Positive = 10.0
     """Seconds of processor time that a program has for all tests of a row; by the clock it has twice as many, so that
     a busy machine does not decide what a program earns."""
-    memory_mib: int = 1024
+    memory_mib: Annotated[int, Bound(least=64)] = 1024
     """Memory that a program may use."""
-    held_out_share: float = 0.2
+    held_out_share: Annotated[float, Bound(above=0, below=1)] = 0.2
     """Share of the problems that is never trained on. MBPP's own held-out ones are 11 to 510."""
-
-    def __post_init__(self) -> None:
-        require(self.tests_weight > 0, f"code.tests_weight must be above 0, got {self.tests_weight}")
-        require(self.all_weight >= 0, f"code.all_weight must be at least 0, got {self.all_weight}")
-        require(self.timeout_s > 0, f"code.timeout_s must be above 0, got {self.timeout_s}")
-        require(self.memory_mib >= 64, f"code.memory_mib must be at least 64, got {self.memory_mib}")
-        require(0 < self.held_out_share < 1, f"code.held_out_share must be in (0, 1), got {self.held_out_share}")
 
     @property
     def limits(self) -> Limits:
@@ -161,13 +156,13 @@ def is_humaneval(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Tests:
-    """What the tests' process runs: `before` once, then each of the `sources` with the program's `names`, some of which
-    are `classes`.
+    """What the tests' process runs: `before` once, then each of the `statements` with the program's `names`, some of
+    which are `classes`. With each statement come the numbers of the asserts that have not passed if it raises.
     """
 
     before: str
     names: Sequence[str]
-    sources: Sequence[str]
+    statements: Sequence[tuple[str, Sequence[int]]]
     num_asserts: int
     classes: Sequence[str] = ()
 
@@ -187,19 +182,34 @@ def tests_of(row: Row) -> tuple[Tests, int]:
     a test compares.
     """
     if is_humaneval(row):
-        sources, numbers = numbered([f"{row['test']}\ncheck({row['entry_point']})"])
-        return Tests(row["prompt"], [row["entry_point"]], sources, len(numbers[0])), 0
+        statements, counts = numbered([body_of_check(row["test"], row["entry_point"])])
+        return Tests(row["prompt"], [row["entry_point"]], statements, counts[0]), 0
     row = full_columns(row)
     reference = ast.parse(row["code"]).body
-    sources, numbers = numbered([row["test_setup_code"], *row["test_list"]])
+    sources = [row["test_setup_code"], *row["test_list"]]
+    statements, counts = numbered(sources)
     used = {node.id for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     defined = {name: is_class for statement in reference for name, is_class in _definitions(statement)}
     imports = [node for node in reference if isinstance(node, ast.Import | ast.ImportFrom)]
     bound = [{(alias.asname or alias.name).partition(".")[0] for alias in node.names} for node in imports]
     before = "\n".join(ast.unparse(node) for node, names in zip(imports, bound, strict=True) if names & (used | {"*"}))
     names = sorted(used & defined.keys())
-    classes = [name for name in names if defined[name]]
-    return Tests(before, names, sources, sum(map(len, numbers)), classes), len(numbers[0]) + len(numbers[1])
+    return Tests(before, names, statements, sum(counts), [name for name in names if defined[name]]), sum(counts[:2])
+
+
+def body_of_check(test: str, entry_point: str) -> str:
+    """HumanEval's `check(candidate)` as statements, of which one that fails does not stop the next.
+
+    >>> print(body_of_check("def check(f):\\n    assert f(1) == 2", "twice"))
+    f = twice
+    assert f(1) == 2
+    """
+    module = ast.parse(test)
+    for place, node in enumerate(module.body):
+        if isinstance(node, ast.FunctionDef) and node.name == "check" and node.args.args:
+            module.body[place : place + 1] = [*ast.parse(f"{node.args.args[0].arg} = {entry_point}").body, *node.body]
+            return ast.unparse(module)
+    raise ValueError("they do not define check(candidate)")
 
 
 def _definitions(statement: ast.stmt) -> Iterator[tuple[str, bool]]:
@@ -217,94 +227,82 @@ def _definitions(statement: ast.stmt) -> Iterator[tuple[str, bool]]:
             yield name, False
 
 
-def beyond_data(tests: Tests) -> str:
-    """Why tests need more of the program than plain data; empty if they do not.
+def unscorable(tests: Tests) -> str:
+    """Why tests need more of the program than plain data, or may not show that it failed; empty if neither.
 
-    >>> beyond_data(Tests("", ["f", "A"], ["a = A(1)", "assert a.f() == f(A(2))"], 1, ["A"]))
-    'call a method of a (A)'
+    >>> unscorable(Tests("", ["f", "A"], [("a = A(1)", []), ("assert a.f() == f(A(2))", [0])], 1, ["A"]))
+    'call a method of a (A), and only data is exchanged with the program'
     """
-    nodes = [node for source in tests.sources for node in ast.walk(ast.parse(source))]
+    nodes = [node for source, _ in tests.statements for node in ast.walk(ast.parse(source))]
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    made = {ast.unparse(call) for call in calls if ast.unparse(call.func) in tests.classes}
-    kinds = {text: text for text in made} | {
-        ast.unparse(target): ast.unparse(node.value)
-        for node in nodes
-        if isinstance(node, ast.Assign) and ast.unparse(node.value) in made
-        for target in node.targets
-    }
+    made = {ast.unparse(call): ast.unparse(call.func) for call in calls if ast.unparse(call.func) in tests.classes}
+    assigned = [(target, node.value) for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    made |= {ast.unparse(target): made[text] for target, value in assigned if (text := ast.unparse(value)) in made}
     called = {id(call.func) for call in calls}
+    reason = ""
     for node in nodes:
         match node:
             case ast.Name(name) if name in tests.classes and id(node) not in called:
-                return f"use the class {name} for more than to make objects"
-            case ast.Call(func=ast.Attribute(value=value)) if (text := ast.unparse(value)) in kinds:
-                return f"call a method of {text} ({kinds[text].partition('(')[0]})"
+                reason = f"use the class {name} for more than to make objects"
+            case ast.Call(func=ast.Attribute(value=value)) if (text := ast.unparse(value)) in made:
+                reason = f"call a method of {text} ({made[text]})"
             case ast.Call(func=ast.Call(func=ast.Name(name))) if name in tests.names:
-                return f"call what {name} returns"
+                reason = f"call what {name} returns"
             case ast.Call(func=ast.Name(name), args=args) if name in tests.names:
                 if any(isinstance(argument, ast.Lambda) for argument in args):
-                    return f"give {name} a function"
+                    reason = f"give {name} a function"
+            case ast.Try() | ast.TryStar() | ast.With() | ast.AsyncWith():
+                if any(isinstance(one, ast.Assert) for one in ast.walk(node)):
+                    return "hold an assert in `try` or `with`, which may hide that the program failed"
+        if reason:
+            return f"{reason}, and only data is exchanged with the program"
     return ""
 
 
-PASSED, FAILED, UNIT = "__passed__", "__failed__", "__unit__"
-UNITS = (
-    *(ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.If, ast.For, ast.AsyncFor, ast.While),
-    *(ast.With, ast.AsyncWith, ast.Match, ast.Try, ast.TryStar),
-)
-"""Statements in which asserts may run: in their body, or in a function that they call."""
+REPORT = "__held__"
 
 
-def numbered(sources: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-    """The tests with each assert reporting by a number of its own, and the numbers in each test.
+def numbered(sources: Sequence[str]) -> tuple[list[tuple[str, list[int]]], list[int]]:
+    """The statements of the tests, in which each assert reports by a number of its own that it held, and how many
+    asserts each source has. One without a name in it (`assert True`) tests no program and is not counted.
 
-    A failed assert does not stop the next ones. One without a name in it (`assert True`) tests no program and is not
-    counted. Every other statement is a unit: one that an exception leaves fails each assert that ran in it, a function
-    those that it holds too. An assert that passed before the loop around it broke off has not passed. Raises
-    SyntaxError for a test that is not Python.
+    With a statement come the asserts that fail with it: its own, and all those in functions of the tests. What passed
+    before the loop or function around it broke off has not passed.
+    Raises SyntaxError for a test that is not Python.
 
     >>> numbered(["assert f(1) == 1", "assert True", "assert f(2) == 2; assert f(3) == 3"])[1]
-    [[0], [], [1, 2]]
+    [1, 0, 2]
     """
-    numbering = _Numbering()
-    changed, numbers = [], []
+    numbering, counts, found = _Numbering(), [], []
     for source in sources:
         before = numbering.next
-        changed.append(ast.unparse(ast.fix_missing_locations(numbering.visit(ast.parse(source)))))
-        numbers.append(list(range(before, numbering.next)))
-    return changed, numbers
+        for statement in ast.parse(source).body:
+            first = numbering.next
+            changed = numbering.visit(ast.Module([statement], []))
+            found.append((ast.unparse(ast.fix_missing_locations(changed)), range(first, numbering.next)))
+        counts.append(numbering.next - before)
+    return [(changed, sorted({*own, *numbering.in_functions})) for changed, own in found], counts
 
 
 class _Numbering(ast.NodeTransformer):
-    """Wraps each assert so that it reports whether it passed, and other statements as units."""
+    """Makes each assert report that it held, and collects those in functions and classes."""
 
     def __init__(self) -> None:
         self.next = 0
+        self.in_functions = set[int]()
 
     def visit(self, node: ast.AST) -> Any:  # noqa: ANN401 - as NodeTransformer has it
         before = self.next
         changed = super().visit(node)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and before < self.next:
-            node.body = [_unit(node.body, *range(before, self.next))]
-        elif isinstance(node, UNITS) and not isinstance(getattr(node, "value", None), ast.Constant):
-            return _unit([changed])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.in_functions.update(range(before, self.next))
         return changed
 
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt | list[ast.stmt]:
         if not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
             return node
         number, self.next = self.next, self.next + 1
-        failed, passed = (ast.Expr(_call_of(function, [number])) for function in (FAILED, PASSED))
-        caught = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [failed])
-        return ast.Try([_unit([node])], [caught], [passed], [])
-
-
-def _unit(body: list[ast.stmt], *numbers: int) -> ast.stmt:
-    return ast.With([ast.withitem(_call_of(UNIT, numbers))], body)
-
-
-def _call_of(function: str, numbers: Iterable[int]) -> ast.expr:
-    return ast.Call(ast.Name(function, ast.Load()), [ast.Constant(number) for number in numbers], [])
+        return [node, ast.Expr(ast.Call(ast.Name(REPORT, ast.Load()), [ast.Constant(number)], []))]
 
 
 def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
@@ -313,7 +311,7 @@ def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
     with ours, theirs:
         candidate = sandbox.start(_call("serve", {"program.py": program.encode(errors="replace")}, limits, ours))
         try:
-            message = {"passed": PASSED, "failed": FAILED, "unit": UNIT, **asdict(tests)}
+            message = {"report": REPORT, **asdict(tests)}
             patient = replace(limits, wall_s=limits.wall_s + CHECKER_EXTRA_S)
             call = replace(_call("check", {}, patient, theirs), stdin=json.dumps(message).encode())
             checker = sandbox.start(call)
@@ -419,13 +417,14 @@ def _check(row: Row, options: CodeOptions) -> None:
         return
     try:
         tests, shown = tests_of(row)
-        compile(tests.before, "before", "exec")
+        for source in (tests.before, *(source for source, _ in tests.statements)):
+            compile(source, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"has tests that are no Python: {error}") from error
     if tests.num_asserts <= shown or not tests.names:
         raise UserError("needs another assert than the shown one, on what its reference defines")
-    if problem := beyond_data(tests):
-        raise UserError(f"its tests {problem}, and only data is exchanged with the program")
+    if problem := unscorable(tests):
+        raise UserError(f"its tests {problem}")
 
 
 def _example(row: Mapping[str, Any], options: CodeOptions) -> Example:

@@ -27,20 +27,21 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from minrl.models.thoughts import after_thoughts
 from minrl.sandbox.calls import Limits, describe, describe_python, python, run
 from minrl.tasks.grader import Grader, Reason
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
+from minrl.utils.settings import Bound, Bounded, Count, Positive
 from minrl.utils.text import unmarked
 
 WRITER_RULES = (
     "Two play a game: you write a Python program that prints exactly one integer of at most {digits} digits, the other "
     "player reads it and predicts the integer without running it. You win if the program runs and the prediction is "
-    "wrong. Use the construct and the topic that are named. Allowed modules: {modules}. Functions, loops, plain values "
-    "and their usual methods; no classes, no sets, no input, no files, no hash, id, repr or format, no `finally`, "
+    "wrong. Use the construct and the topic that are named. Functions, loops, plain values and their usual methods; "
+    "no imports, no classes, no sets, no `match`, no input, no files, no hash, id, repr or format, no `finally`, "
     "no <words> in angle brackets. At most {characters} characters and {seconds:g} seconds. "
     "Answer with the program alone, or in one ```python block."
 )
@@ -58,23 +59,6 @@ MARK = re.compile(r"<[^\s<>]+>|\[/?INST\]")
 INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 VERDICTS = ("valid", "refused", "crash", "timeout", "no_integer", "unstable")
 
-
-MODULES = {
-    "bisect": ("bisect", "bisect_left", "bisect_right", "insort", "insort_left", "insort_right"),
-    "collections": ("Counter", "defaultdict", "deque"),
-    "functools": ("cache", "cmp_to_key", "lru_cache", "partial", "reduce"),
-    "heapq": ("heapify", "heappop", "heappush", "heappushpop", "heapreplace", "merge", "nlargest", "nsmallest"),
-    "itertools": (
-        "accumulate", "chain", "combinations", "combinations_with_replacement", "compress", "count", "cycle",
-        "dropwhile", "filterfalse", "groupby", "islice", "pairwise", "permutations", "product", "repeat", "starmap",
-        "takewhile", "tee", "zip_longest",
-    ),
-    "math": (
-        "ceil", "comb", "dist", "factorial", "floor", "fsum", "gcd", "inf", "isclose", "isqrt", "lcm", "perm", "pi",
-        "prod", "sqrt", "trunc",
-    ),
-}  # fmt: skip
-"""Each module with what a program may use of it."""
 BUILTINS = frozenset((
     "abs", "all", "any", "bin", "bool", "chr", "dict", "divmod", "enumerate", "filter", "float", "hex", "int",
     "isinstance", "iter", "len", "list", "map", "max", "min", "next", "oct", "ord", "pow", "print", "range",
@@ -83,86 +67,70 @@ BUILTINS = frozenset((
     "TypeError", "ValueError", "ZeroDivisionError",
 ))  # fmt: skip
 METHODS = frozenset((
-    "append", "appendleft", "bit_count", "bit_length", "capitalize", "clear", "copy", "count", "elements", "endswith",
-    "extend", "extendleft", "find", "fromkeys", "from_iterable", "get", "index", "insert", "isalnum", "isalpha",
-    "isdigit", "islower", "isspace", "isupper", "items", "join", "keys", "ljust", "lower", "lstrip", "most_common",
-    "partition", "pop", "popitem", "popleft", "remove", "removeprefix", "removesuffix", "replace", "reverse", "rfind",
-    "rindex", "rjust", "rotate", "rpartition", "rsplit", "rstrip", "send", "setdefault", "sort", "split",
-    "splitlines", "startswith", "strip", "swapcase", "title", "total", "update", "upper", "values", "zfill",
+    "append", "bit_count", "bit_length", "capitalize", "clear", "copy", "count", "endswith", "extend", "find",
+    "fromkeys", "get", "index", "insert", "isalnum", "isalpha", "isdigit", "islower", "isspace", "isupper", "items",
+    "join", "keys", "ljust", "lower", "lstrip", "partition", "pop", "popitem", "remove", "removeprefix", "removesuffix",
+    "replace", "reverse", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "send", "setdefault", "sort",
+    "split", "splitlines", "startswith", "strip", "swapcase", "title", "update", "upper", "values", "zfill",
 ))  # fmt: skip
-ATTRIBUTES = METHODS.union(*MODULES.values())
 VIEWS = ("items", "keys", "values")
 SYNTAX = (
     *(ast.Module, ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.Pass, ast.Assert, ast.Raise),
     *(ast.If, ast.For, ast.While, ast.Break, ast.Continue, ast.FunctionDef, ast.Lambda, ast.Return, ast.Global),
-    *(ast.Nonlocal, ast.Import, ast.ImportFrom, ast.Try, ast.ExceptHandler, ast.Yield, ast.YieldFrom, ast.NamedExpr),
-    *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant, ast.Name, ast.Attribute),
-    *(ast.Subscript, ast.Slice, ast.Starred, ast.List, ast.Tuple, ast.Dict, ast.ListComp),
-    *(ast.DictComp, ast.GeneratorExp, ast.JoinedStr, ast.FormattedValue, ast.Match, ast.match_case, ast.MatchValue),
-    *(ast.MatchSingleton, ast.MatchSequence, ast.MatchMapping, ast.MatchStar, ast.MatchAs, ast.MatchOr),
-    *(ast.arguments, ast.arg, ast.keyword, ast.alias, ast.comprehension),
+    *(ast.Nonlocal, ast.Try, ast.ExceptHandler, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.BoolOp, ast.BinOp),
+    *(ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice),
+    *(ast.Starred, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr),
+    *(ast.FormattedValue, ast.arguments, ast.arg, ast.keyword, ast.comprehension),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
 )
 
 GUARDS = """
-def __guards__():
-    from collections import Counter, deque
+def __guards__(text=str, show=print, table=dict, rows=(list, tuple), plain=(int, float, bool, range, slice)):
     def checked(value):
         kind = type(value)
-        if kind in (list, tuple, deque):
+        if kind in rows:
             for part in value:
                 checked(part)
-        elif kind in (dict, Counter):
+        elif kind is table:
             for pair in value.items():
                 checked(pair)
-        elif kind not in (int, float, bool, str, type(None), range, slice):
+        elif value is not None and kind is not text and kind not in plain:
             raise TypeError("no text of " + kind.__name__)
         return value
-    class View:
-        def __init__(self, view):
-            self.view = view
-        def __iter__(self):
-            return iter(self.view)
-        def __len__(self):
-            return len(self.view)
-        def __contains__(self, value):
-            return value in self.view
-        def __reversed__(self):
-            return reversed(self.view)
-    def text(value=""):
-        return str(checked(value))
-    def show(*values, sep=" ", end="\\n"):
-        print(*map(checked, values), sep=sep, end=end)
-    return checked, View, text, show
-__checked__, __view__, __str__, __print__ = __guards__()
+    class Kind(type):
+        def __call__(cls, value=""):
+            return text(checked(value))
+        def __instancecheck__(cls, value):
+            return type(value) is text
+    class str(text, metaclass=Kind):
+        pass
+    def print(*values, sep=" ", end="\\n"):
+        show(*[checked(value) for value in values], sep=sep, end=end)
+    return checked, rows[0], str, print
+__checked__, __list__, str, print = __guards__()
 """
-"""What stands before a program as it runs. No name in a program begins with two underscores."""
-REPLACED = {name: f"__{name}__" for name in ("str", "print")}
+"""What stands before a program as it runs: `str` and `print` that take plain values alone. A program binds neither of
+them, and no name that begins with two underscores.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeGameOptions:
+class CodeGameOptions(Bounded):
     """The rules of the game."""
 
+    prefix = "code_game."
     guesser: Literal["policy", "frozen"] = "policy"
     """policy: the policy guesses too, and learns it. frozen: --opponent, or the start model."""
-    max_characters: int = 1000
+    max_characters: Count = 1000
     """A longer program is refused."""
-    max_digits: int = 12
+    max_digits: Count = 12
     """An integer with more digits is none."""
-    time_limit_s: float = 3.0
+    time_limit_s: Positive = 3.0
     """Longest run of a program, in seconds of processor time; by the clock twice as many, for busy machines."""
-    runs: int = 3
+    runs: Annotated[int, Bound(least=2)] = 3
     """How often a program runs; all runs must print the same."""
-    held_out_share: float = 0.25
+    held_out_share: Annotated[float, Bound(above=0, below=1)] = 0.25
     """Share of the pairs of construct and topic that is never trained on."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_characters", "max_digits"):
-            require(getattr(self, name) >= 1, f"code_game.{name} must be at least 1, got {getattr(self, name)}")
-        require(self.runs >= 2, f"code_game.runs must be at least 2, got {self.runs}: one run shows no difference")
-        require(self.time_limit_s > 0, f"code_game.time_limit_s must be above 0, got {self.time_limit_s}")
-        require(0 < self.held_out_share < 1, f"code_game.held_out_share must be in (0, 1), got {self.held_out_share}")
 
 
 @dataclass(frozen=True)
@@ -192,7 +160,7 @@ def refusal(program: str, options: CodeGameOptions) -> str:
     """Why the rules forbid a program; empty if they allow it.
 
     >>> refusal("import time; print(int(time.time()) // 10**6)", CodeGameOptions())
-    'imports time'
+    'uses Import'
     """
     if len(program) > options.max_characters:
         return f"longer than {options.max_characters} characters"
@@ -224,15 +192,10 @@ def _outside(node: ast.AST) -> Iterator[str]:
         yield f"uses {type(node).__name__}"
     yield from (f"uses {name}" for name in _names(node) if not _allowed(name))
     if not isinstance(getattr(node, "ctx", None), ast.Load):
-        yield from (f"binds {name}" for name in _names(node) if name in REPLACED)
+        yield from (f"binds {name}" for name in _names(node) if name in ("str", "print"))
     match node:
-        case ast.Import(names):
-            yield from (f"imports {one.name}" for one in names if one.name not in MODULES)
-        case ast.ImportFrom(module, names, level):
-            known = MODULES.get(module or "", ()) if not level else ()
-            yield from (f"imports {module} {one.name}" for one in names if one.name not in known)
         case ast.Attribute(attr=name, ctx=context):
-            yield "" if name in ATTRIBUTES and isinstance(context, ast.Load) else f"uses .{name}"
+            yield "" if name in METHODS and isinstance(context, ast.Load) else f"uses .{name}"
         case ast.ExceptHandler(type=kind, name=name) if kind is None or name:
             yield "catches every exception, or keeps one"  # RecursionError says how deep the interpreter can recurse
         case ast.Try(finalbody=[_, *_]):
@@ -246,12 +209,10 @@ def _outside(node: ast.AST) -> Iterator[str]:
 def _names(node: ast.AST) -> list[str]:
     """The names that a node reads or binds."""
     match node:
-        case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+        case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
             return [name]
         case ast.Global(names) | ast.Nonlocal(names):
             return names
-        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
-            return [name]
     return []
 
 
@@ -272,44 +233,21 @@ def guarded(program: str) -> str:
 class _Guarding(ast.NodeTransformer):
     """Puts the checks in."""
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Name(REPLACED.get(node.id, node.id), node.ctx)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        if isinstance(node.value, ast.Name) and node.value.id == "str":
-            return node  # str.lower: the methods of texts are the type's own
-        return self.generic_visit(node)  # type: ignore[return-value]
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
+    def visit(self, node: ast.AST) -> ast.AST:
+        """What has the text of a value checks it; a view of a dictionary, which could become a set, is a list."""
+        self.generic_visit(node)
         match node:
-            case ast.Call(ast.Name("isinstance"), [value, kinds]) if all(
-                isinstance(one, ast.Name | ast.Tuple | ast.expr_context) for one in ast.walk(kinds)
-            ):
-                return ast.Call(node.func, [self.visit(value), kinds], node.keywords)
+            case ast.BinOp(op=ast.Mod(), right=value):
+                node.right = _call("__checked__", value)
+            case ast.AugAssign(op=ast.Mod(), value=value) | ast.FormattedValue(value=value):
+                node.value = _call("__checked__", value)
             case ast.Call(ast.Attribute(attr=name), [], []) if name in VIEWS:
-                return _call("__view__", self.generic_visit(node))
-        return self.generic_visit(node)  # type: ignore[return-value]
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Mod):  # of a text, perhaps
-            node.right = _call("__checked__", node.right)
-        return node
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Mod):
-            node.value = _call("__checked__", node.value)
-        return node
-
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
-        self.generic_visit(node)
-        node.value = _call("__checked__", node.value)
+                return _call("__list__", node)
         return node
 
 
-def _call(function: str, argument: ast.AST) -> ast.expr:
-    return ast.Call(ast.Name(function, ast.Load()), [argument], [])  # type: ignore[list-item]
+def _call(function: str, argument: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(function, ast.Load()), [argument], [])
 
 
 def judge_program(program: str, options: CodeGameOptions) -> Verdict:
@@ -411,7 +349,6 @@ def demonstrations(example: Example, rng: random.Random) -> Demonstration:
 def _examples(options: CodeGameOptions) -> Iterator[Example]:
     rules = WRITER_RULES.format(
         digits=options.max_digits,
-        modules=", ".join(MODULES),
         characters=options.max_characters,
         seconds=options.time_limit_s,
     )

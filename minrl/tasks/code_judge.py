@@ -18,7 +18,6 @@ import os
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from types import MemberDescriptorType
 from typing import Any, NoReturn
@@ -28,23 +27,16 @@ MAX_ITEMS = 10_000
 """The longest iterator that crosses."""
 LONG_INTEGER = 2**1000
 
-GATHERED: dict[str, Callable[[Any], Any]] = {
-    **{kind.__name__: kind for kind in (list, tuple, set, frozenset, dict)},
-    "iterator": lambda items: iter([*items]),
+KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], Iterable[Any]]]] = {
+    "int": (lambda digits: int(digits, 16), lambda value: (hex(value),)),
+    "bytes": (bytes.fromhex, lambda value: (value.hex(),)),
+    "complex": (lambda real, imaginary: complex(real, imaginary), lambda value: (value.real, value.imag)),
+    "dict": (lambda *pairs: dict(pairs), dict.items),
+    **{kind.__name__: (lambda *items, kind=kind: kind(items), iter) for kind in (list, tuple, set, frozenset)},
+    "iterator": (lambda *items: iter(items), iter),
 }
-SIMPLE: dict[str, Callable[..., Any]] = {
-    "int": lambda digits: int(digits, 16),
-    "bytes": bytes.fromhex,
-    "complex": complex,
-}
-PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    int: lambda value: (hex(value),),
-    bytes: lambda value: (value.hex(),),
-    complex: lambda value: (value.real, value.imag),
-    dict: dict.items,
-    **{kind: kind.__iter__ for kind in (list, tuple, set, frozenset)},
-}
-PLAIN = (bool, float, str, *PARTS)
+"""Python's own types by name: what builds a value, and of what."""
+PLAIN = (bool, float, str, int, bytes, complex, dict, list, tuple, set, frozenset)
 PURE = (
     "abs all any bin callable chr divmod enumerate filter hash hex isinstance issubclass len map max min oct ord pow "
     "range repr reversed round sorted sum zip"
@@ -99,7 +91,7 @@ def to_json(value: Any, describe: Callable[[Any], Any]) -> Any:  # noqa: ANN401 
     if value is None or kind in (bool, str, float) or (kind is int and -LONG_INTEGER < value < LONG_INTEGER):
         return value
     if kind is not None:
-        return [kind.__name__, *map(each, PARTS[kind](value))]
+        return [kind.__name__, *map(each, KINDS[kind.__name__][1](value))]
     own = type(value)
     module, parts = BUILT.get(own.__name__, ("", None))
     if parts and getattr(sys.modules.get(module), own.__name__, None) is own:  # a subclass may compare as it likes
@@ -124,10 +116,8 @@ def from_json(data: Any, make: Callable[..., Any]) -> Any:  # noqa: ANN401 - wha
     match data:
         case None | bool() | int() | float() | str():
             return data
-        case [str() as name, *items] if name in GATHERED:
-            return GATHERED[name](map(each, items))
-        case ["int" | "bytes", str()] | ["complex", float(), float()]:
-            return SIMPLE[data[0]](*data[1:])
+        case [str() as name, *parts] if name in KINDS:
+            return KINDS[name][0](*map(each, parts))
         case ["named", str() as name] if name in NAMED:
             return NAMED[name]
         case ["built", str() as name, *parts] if name in BUILT:
@@ -316,70 +306,46 @@ class Remote:
         return self.ask(["call", name, to_json([arguments, keywords], self.describe)])
 
 
-class Ledger:
-    """Which asserts passed and which failed, and which ran in the units that are open."""
-
-    def __init__(self) -> None:
-        self.passed, self.failed = set[int](), set[int]()
-        self.open: dict[int, set[int]] = {}
-
-    def add(self, number: int) -> None:
-        """The assert of this number has passed once."""
-        self.passed.add(number)
-        for ran in self.open.values():
-            ran.add(number)
-
-    @contextmanager
-    def unit(self, *numbers: int) -> Iterator[None]:
-        """A statement, or the body of a function that holds these asserts. If an exception leaves it, the asserts that
-        ran in it have not passed.
-        """
-        ran = set(numbers)
-        self.open[id(ran)] = ran
-        try:
-            yield
-        except GeneratorExit:  # nobody asks a generator for more: that is no failure
-            raise
-        except BaseException:
-            self.failed |= ran
-            raise
-        finally:
-            del self.open[id(ran)]
-
-
 def missing(*_: object, **__: object) -> NoReturn:
     """Stands for a name that the program does not define: no namesake of Python's may answer for it."""
     raise NameError("the program does not define it")
 
 
 def run(remote: Remote, tests: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the program loaded, whether its process was lost, and which asserts passed each time they ran, in units
-    that came to their end.
+    """Whether the program loaded, whether its process was lost, and which asserts passed: those that held each time
+    they ran, in statements that came to their end.
     """
-    ledger = Ledger()
-    functions = {tests["passed"]: ledger.add, tests["failed"]: ledger.failed.add, tests["unit"]: ledger.unit}
-    namespace = {"__name__": "tests", **functions}
+    ran, passed, failed = set[int](), set[int](), set[int]()
+    namespace: dict[str, Any] = {"__name__": "tests", tests["report"]: ran.add}
     loaded = lost = False
     try:
         loaded = remote.channel.receive() == ["loaded"]
         exec(compile(tests["before"], "before", "exec"), namespace)
         for name in tests["names"] if loaded else ():
-            try:
-                found = remote.ask(["name", name], name)
-            except AttributeError:
-                found = missing
-            is_class = found is not missing and name in tests["classes"]
-            namespace[name] = partial(_make, remote, name) if is_class else found
-        for source in tests["sources"] if loaded else ():
+            namespace[name] = _bound(remote, name, name in tests["classes"])
+        for source, numbers in tests["statements"] if loaded else ():
+            ran.clear()
             try:
                 exec(compile(source, "test", "exec"), namespace)
-            except Exception:  # outside of its asserts: those it did not reach have not passed
-                continue
+                passed |= ran
+            except (Exception, Gone) as error:
+                failed.update(numbers)
+                if isinstance(error, Gone):
+                    raise
     except (Gone, OSError, EOFError, ValueError, RecursionError):
         lost = True
     except Exception:  # the tests' own preparation failed
         pass
-    return {"loaded": loaded, "lost": lost, "passed": sorted(ledger.passed - ledger.failed)}
+    return {"loaded": loaded, "lost": lost, "passed": sorted(passed - failed)}
+
+
+def _bound(remote: Remote, name: str, is_class: bool) -> Any:  # noqa: ANN401 - a function or a value
+    """What the program's name stands for in the tests."""
+    try:
+        found = remote.ask(["name", name], name)
+    except AttributeError:
+        return missing
+    return partial(_make, remote, name) if is_class else found
 
 
 def _make(remote: Remote, kind: str, *arguments: object, **keywords: object) -> Object:

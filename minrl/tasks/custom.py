@@ -13,17 +13,19 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
-from types import ModuleType, SimpleNamespace
+from types import ModuleType, NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from minrl.tasks.checked import copied, demonstrated, is_blank, of_the_task
 from minrl.tasks.data import SUFFIXES, Row, Source, dataset_of, identity
 from minrl.tasks.task import Dataset, Demonstration, Sampled, Task, TaskDefinition
 from minrl.types import Example, Message, Mistake, Prompt, Reward, UserError, finite, require
@@ -33,15 +35,25 @@ from minrl.utils.task_names import mixed, weights_of
 from minrl.utils.text import digest_of, stable_text
 
 if TYPE_CHECKING:  # each reward worker would pay for the import
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoints
 
-Data = str | Path | Sequence[Row] | Callable[..., Iterable[Row]]
+Data = str | Path | Iterable[Row] | Callable[..., Iterable[Row]]
 """A file, a folder or a dataset of the hub, `owner/name` or `owner/name/configuration`; rows, or what makes them."""
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+|[\w-]+)(/(?P<configuration>[\w.-]+))?")
 
 TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
 """Columns that change a conversation in other trainers, and that no chat template is given here."""
+
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "data": ((Path, Iterable, Callable), "a file, rows, or a function that makes them"),
+    "prompt": ((str, Callable), "a column, or a function of the row"),
+    "system": ((str,), "text (a function of the row is `prompt`)"),
+    "episode": ((NoneType, Callable), "a function that yields turns"),
+    "tools": ((str,), "the name of a tool, such as python"),
+    "demonstrations": ((NoneType, str, Callable), "a column, or a function of (row, rng)"),
+}
+"""The kinds of arguments of `task`, and their name in messages."""
 
 OWN = ("dataset", "reward", "episode", "demonstrations", "name", "max_tokens")
 """Fields of a `Task` that the decorator makes or has arguments for."""
@@ -53,8 +65,8 @@ class NoOptions:
 
 
 def task(
-    *,
-    data: Data,
+    *bare: object,
+    data: Data | None = None,
     prompt: str | Callable[..., Prompt] = "",
     system: str = "",
     held_out: float | str = 0.2,
@@ -76,14 +88,26 @@ def task(
     `python`. `demonstrations` (a column, or a function of `(row, rng)`) and `vocabulary` (words, or a function) let the
     embedded base model play it. Other arguments are those of `minrl.tasks.Task`, such as `stop_strings`.
     """
+    require(not bare, "write @task(data=..., prompt=...) above the function: @task alone names no rows")
     form, known = SimpleNamespace(**locals()), [one.name for one in fields(Task) if one.name not in OWN]
+    _require_arguments(form)
     for name in more:
         require(name in known, f"@task takes no {name!r}{meant(name, known)}; it also takes {', '.join(known)}")
         form.more[name] = _checked_field(name, more[name])
-    require(isinstance(system, str), f"system must be text, got {system!r:.60}: a function of the row is `prompt`")
-    share = held_out if isinstance(held_out, float | int) else 0.0
-    require(0 <= share <= 1, f"held_out must be a share from 0 to 1 or the name of a split, got {held_out}")
     return lambda function: CustomTask(function, form)
+
+
+def _require_arguments(form: SimpleNamespace) -> None:
+    """Refuse arguments of `task` of another kind, such as a split named "0.2"."""
+    for name, (kinds, takes) in ARGUMENTS.items():
+        value = getattr(form, name)
+        right = isinstance(value, kinds) and not isinstance(value, Mapping | bytes)
+        require(right, f"{name} must be {takes}, got {value!r:.60}")
+    share = form.held_out
+    is_split = isinstance(share, str) and not re.fullmatch(r"[\d.]*", share)
+    is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1
+    takes = "a share from 0 to 1, such as 0.2, or the name of a split"
+    require(is_split or is_share, f"held_out must be {takes}, got {share!r:.60}")
 
 
 def _checked_field(name: str, value: Any) -> Any:  # noqa: ANN401 - of a Task
@@ -105,7 +129,10 @@ class CustomTask(TaskDefinition):
     """The arguments of `task`."""
 
     def __init__(self, function: Callable[..., Any], form: SimpleNamespace) -> None:
-        require(inspect.isfunction(function), f"@task decorates a function, got {function!r:.80}")
+        named = inspect.isfunction(function) and function.__name__.isidentifier()
+        require(named, f"@task decorates a function that `def` names, got {function!r:.80}")
+        is_async = any(map(inspect.isasyncgenfunction, (function, form.episode)))
+        require(not is_async, "an episode must be `def`, not `async def`: yield a Job for what it waits for")
         vars(self).update(function=function, form=form)
         vars(self).update({name: getattr(function, name) for name in functools.WRAPPER_ASSIGNMENTS[:4]})
         given = ("row", "rng") if self.plays else ("completion", "row")
@@ -157,17 +184,25 @@ class CustomTask(TaskDefinition):
         reward = None if self.plays else RowReward(self, options)
         if reward and self._runs_here():
             more.setdefault("cheap", True)
-        demonstrate, column = form.demonstrations, isinstance(form.demonstrations, str)
-        if column:
-            more.setdefault("solution", lambda example: example[form.demonstrations])
+        demonstrate: Callable[..., Any] | None
+        if isinstance(form.demonstrations, str):
+            demonstrate = _of_column(form.demonstrations)
+            more.setdefault("solution", demonstrate)
+        else:
+            demonstrate = _of_rows(form.demonstrations, options)
         return Task(
             self._dataset(options, data_path, reward),
             reward,
             _of_rows(self.function if self.plays else form.episode, options),
-            (lambda example, rng: example[demonstrate]) if column else _of_rows(demonstrate, options),
-            vocabulary=tuple(_called(words, options) if callable(words) else words),
+            None if demonstrate is None else partial(demonstrated, self.__name__, demonstrate),
+            vocabulary=tuple(self._made("vocabulary", words, options) if callable(words) else words),
             **more,
         )
+
+    def _made(self, what: str, function: Callable[..., Any], options: Any) -> Any:  # noqa: ANN401 - the user's
+        """What a function of the task makes before there is an example. What it raises is a mistake."""
+        with of_the_task(f"`{what}` of {self.__name__}"):
+            return _called(function, options)
 
     def _runs_here(self) -> bool:
         """Whether rewards are computed in this process: of a program that is being run, such as a notebook. Refuses a
@@ -192,7 +227,8 @@ class CustomTask(TaskDefinition):
         def example_of(row: Row) -> Example:
             shown = form.prompt
             if shown:
-                shown = row[shown] if isinstance(shown, str) else _called(shown, options, dict(row))
+                shown = row[shown] if isinstance(shown, str) else _called(shown, options, dict(copied(row)))
+                require(not is_blank(shown), "its prompt is empty")
             return _example(row, shown, dict(row), form.system)
 
         columns = [name for name in (form.prompt, form.demonstrations) if name and isinstance(name, str)]
@@ -206,7 +242,8 @@ class CustomTask(TaskDefinition):
         data, held_out = self.form.data, self.form.held_out
         splits = {"train": "train", "held_out": held_out} if isinstance(held_out, str) else {"all": "train"}
         if not isinstance(data, str | Path):
-            return Source(splits=splits, rows=lambda: _called(data, options) if callable(data) else data)
+            rows = partial(self._made, "data", data, options) if callable(data) else partial(iter, data)
+            return Source(splits=splits, rows=rows)
         file = getattr(sys.modules.get(self.__module__), "__file__", None)
         path, match = (Path(file).resolve().parent if file else Path()) / data, HUB_NAME.fullmatch(str(data))
         if path.exists() or match is None or str(data).endswith(SUFFIXES):
@@ -255,9 +292,14 @@ def _of_rows(function: Callable[..., Any] | None, options: Any) -> Callable[[Exa
     return None if function is None else lambda example, rng: _called(function, options, dict(example.fields), rng)
 
 
+def _of_column(name: str) -> Callable[..., Any]:
+    """A column as a function of the example."""
+    return lambda example, rng=None: example[name]
+
+
 def _example(row: Row, shown: Prompt, fields: Mapping[str, Any], system: str = "") -> Example:
     """The example of a row, which its content identifies. Refuses what would be left out of its conversation."""
-    name = digest_of([[shown, dict(sorted(row.items()))]])
+    name = digest_of([[shown, dict(sorted(row.items(), key=lambda item: str(item[0])))]])
     if isinstance(shown, str) and not system:
         return Example(name, shown, fields)
     for column in TEMPLATE_COLUMNS:
@@ -277,7 +319,7 @@ def _problem_of(example: Example) -> str:
     shown = example.prompt
     if isinstance(shown, str):
         return identity(shown) if shown else example.id
-    shown = shown[1:] if shown and shown[0].get("role") == "system" else shown
+    shown = shown[1:] if shown and shown[0].get("role") in ("system", "developer") else shown
     said = [{**message, "content": " ".join(_text_of(message.get("content")).split())} for message in shown]
     kept = [{name: value for name, value in message.items() if value is not None} for message in said]
     return identity(str(kept[0]["content"]) if len(kept) == 1 else stable_text(kept, sort_keys=True))
@@ -294,14 +336,16 @@ def _columns_read(function: Callable[..., Any]) -> list[str]:
     read by `row.get("name")`.
     """
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, SyntaxError):
         return []
     row = list(_parameters(function))[1]
     found = [
         node.slice.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == row
+        for statement in getattr(tree, "body", [tree])  # without the decorator, whose functions have rows too
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+        if isinstance(node.value, ast.Name) and node.value.id == row
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
     ]
     return list(dict.fromkeys(found))
@@ -340,10 +384,8 @@ class ForeignReward:
 
     @property
     def weighted(self) -> list[tuple[Callable[..., Any], float]]:
-        """Each function with its weight; 1 where none is given."""
-        found = getattr(importlib.import_module(self.module), self.attribute)
-        each = found if isinstance(found, list | tuple) else [found]
-        return [one if isinstance(one, tuple) else (one, 1.0) for one in each]
+        """Each function with its weight."""
+        return weighted_rewards(getattr(importlib.import_module(self.module), self.attribute))
 
     def __call__(self, completion: str, example: Example) -> Reward:
         """The weighted sum of what the functions pay; one that pays None does not apply to the row. A number of 1 or
@@ -367,6 +409,11 @@ class ForeignReward:
     def takes_batches(self) -> bool:
         """Whether it is one function of TRL's form, which may compare the completions of a batch."""
         return [form_of(function) for function, _ in self.weighted] == ["trl"]
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a function of TRL's form has the parameter `completion_ids`."""
+        return any("completion_ids" in _parameters(function) for function, _ in self.weighted)
 
     def together(self, completions: Sequence[str], examples: Sequence[Example]) -> list[Any]:
         """What the one function of TRL's form pays for a batch."""
@@ -415,7 +462,8 @@ def _verl_score(function: Callable[..., Any], completion: str, example: Example,
     if not isinstance(paid, Mapping):
         return paid
     require("score" in paid, f"compute_score must return a number or a dict with `score`, got {paid!r:.80}", Mistake)
-    parts |= {name: value for name, value in paid.items() if name != "score" and isinstance(value, int | float)}
+    numbers = {name: value for name, value in paid.items() if isinstance(value, int | float) or hasattr(value, "item")}
+    parts |= {name: value for name, value in numbers.items() if name != "score"}
     return paid["score"]
 
 
@@ -447,20 +495,35 @@ def form_of(found: object) -> str:
     return "trl" if "completions" in names else "verl" if {"solution_str", "ground_truth"} <= {*names} else ""
 
 
+def weighted_rewards(found: object) -> list[tuple[Callable[..., Any], float]]:
+    """A reward in the form of TRL or verl, or each of a list of them, with its weight: 1 where none is given. Empty if
+    one of them is none.
+    """
+    each = found if isinstance(found, list | tuple) else [found]
+    pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in each]
+    right = [
+        len(pair) == 2 and form_of(pair[0]) != "" and isinstance(pair[1], int | float) and math.isfinite(pair[1])
+        for pair in pairs
+    ]
+    return pairs if all(right) else []
+
+
 def _definition_of(module: str, attribute: str, found: Any) -> TaskDefinition | None:  # noqa: ANN401
     """The task of one reward in the form of TRL or verl, or of a list of them with or without weights, over the rows of
     `--data-path`; None if it is nothing like it.
     """
-    reward = ForeignReward(module, attribute)
-    functions = [function for function, _ in reward.weighted]
-    forms = {form_of(function) for function in functions}
-    if not functions or "" in forms:
+    reward, functions = ForeignReward(module, attribute), [function for function, _ in weighted_rewards(found)]
+    if not functions:
         return None
+    forms = {form_of(function) for function in functions}
     columns = dict.fromkeys(name for function in functions for name in _columns_of(function))
 
     def example_of(row: Row) -> Example:
         taken = [name for name in TRL_ARGUMENTS if name in row and name not in TRL_LEFT_OUT and "trl" in forms]
         require(not taken, f"the column {', '.join(taken)} has the name of an argument of TRL's rewards: rename it")
+        held = row.get("reward_model")
+        known = isinstance(held, Mapping) and held.get("ground_truth") is not None
+        require(known or "verl" not in forms, f"reward_model must be a dict with `ground_truth`, got {held!r:.60}")
         fields = {name: value for name, value in row.items() if name not in TRL_LEFT_OUT}
         return _example(row, row["prompt"], fields)
 
@@ -536,7 +599,8 @@ def definition_in_file(name: str) -> TaskDefinition | None:
     takes = f" of parameters {', '.join(inspect.signature(found).parameters)}" if inspect.isroutine(found) else ""
     raise UserError(
         f"--task {name}: {attribute} is no task but {type(found).__name__}{takes}; a reward in TRL's form has a "
-        f"parameter `completions`, one in verl's has `solution_str` and `ground_truth`; of tasks {has}"
+        "parameter `completions`, one in verl's has `solution_str` and `ground_truth`, a list of them gives weights "
+        f"as in [accuracy, (brevity, 0.2)]; of tasks {has}"
     )
 
 
@@ -567,33 +631,21 @@ def _require_free(path: Path) -> None:
         )
 
 
-def installed_tasks() -> dict[str, list["EntryPoint"]]:
-    """What installed packages offer, by name: more than one entry where two packages offer the same name."""
-    return _entries(tuple(sys.path))
+def definition_installed(name: str) -> TaskDefinition | None:
+    """The task that an installed package offers by an entry point of this name; None if there is none."""
+    for entry in installed_tasks():
+        if entry.name == name:
+            said = f"the entry point {entry.name} = {entry.value!r}"
+            with importing(said):
+                found = entry.load()
+            got = type(found).__name__
+            require(isinstance(found, TaskDefinition), f"{said} must be a task, which @task makes, got {got}")
+            return found
+    return None
 
 
-@cache  # by the folders of `sys.path`: reading every distribution takes 20 ms
-def _entries(_folders: tuple[str, ...]) -> dict[str, list["EntryPoint"]]:
+def installed_tasks() -> "EntryPoints":
+    """The entry points by which installed packages offer tasks."""
     from importlib.metadata import entry_points
 
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
-        same = found.setdefault(entry.name, [])
-        if entry.value not in {other.value for other in same}:  # a package may be on sys.path twice
-            same.append(entry)
-    return found
-
-
-def definition_installed(entry: "EntryPoint") -> TaskDefinition:
-    """The `TaskDefinition` that an installed package's entry point names."""
-    said = f"the entry point {entry.name} = {entry.value!r} of {provider(entry)}"
-    with importing(said):
-        found = entry.load()
-    if not isinstance(found, TaskDefinition):
-        raise UserError(f"{said} must be a minrl.tasks.TaskDefinition, got {type(found).__name__}")
-    return found
-
-
-def provider(entry: "EntryPoint") -> str:
-    """The installed package that an entry point is of."""
-    return entry.dist.name if entry.dist is not None else "an installed package"
+    return entry_points(group=GROUP)

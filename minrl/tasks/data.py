@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minrl.tasks.checked import require_example
+from minrl.tasks.checked import HALF, encodable, require_example
 from minrl.tasks.task import Dataset, DeferredDataset, identity_of, in_order_of_identity, split
 from minrl.types import Example, Mistake, UserError, require
-from minrl.utils.text import first_line, is_unicode, stable_text
+from minrl.utils.text import first_line, printable, stable_text
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -105,6 +105,7 @@ def dataset_of(
 def _checked(example_of: Callable[[Row], Example], row: Row) -> Example:
     example = example_of(row)
     require_example(example)
+    require(encodable(example.prompt), f"its prompt holds {HALF}")
     return example
 
 
@@ -186,17 +187,9 @@ def _require_row(row: object, source: Source) -> None:
         has = ", ".join(str(name) for name in row if name not in missing) or "nothing"
         raise UserError(f"lacks {', '.join(missing)} (it has {has}): {_expected(source)}")
     for name, value in row.items():
-        require(_encodable(value), f"{name} holds a lone half of a surrogate pair, which is no character: remove it")
+        require(encodable([name, value]), f"{printable(str(name))} holds {HALF}")
     lacks = [name for name in source.reads if row.get(name) is None]
-    require(not lacks, f"{', '.join(lacks)} is missing or None, and the reward reads it")
-
-
-def _encodable(value: object) -> bool:
-    """Whether all texts of a value can be written as UTF-8."""
-    if isinstance(value, str):
-        return is_unicode(value)
-    parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-    return not isinstance(parts, list | tuple) or all(map(_encodable, parts))
+    require(not lacks, f"{', '.join(lacks)} is missing or None, and the reward reads it; read optional ones by row.get")
 
 
 @functools.cache
@@ -244,7 +237,10 @@ def _splits(source: Source, data_path: str) -> Mapping[str, Rows]:
     if path:
         splits = _local(source, Path(path))
     elif source.rows is not None:
-        splits = {"all": list(source.rows())}
+        made: object = source.rows()
+        is_list = isinstance(made, Iterable) and not isinstance(made, str | bytes | Mapping)
+        require(is_list, f"`data` must make a list of rows, got {made!r:.60} ({type(made).__name__})", Mistake)
+        splits = {"all": list(made)}  # type: ignore[call-overload]
     else:
         require(bool(source.hub_name), f"the task has no data of its own: give --data-path {_expected(source)}")
         splits = _from_hub(source)
@@ -273,12 +269,17 @@ def _saved(source: Source, path: Path) -> Mapping[str, Rows]:
     """The rows of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
     import datasets  # here, so that reward workers start without it
 
-    found = datasets.load_from_disk(str(path))
-    if isinstance(found, datasets.Dataset):
-        return {"all": found.to_list()}
-    lacking = [split_name for split_name in source.splits.values() if split_name not in found]
-    require(not lacking, f"{path} has no split {', '.join(lacking)}, only {', '.join(found)}")
-    return {name: found[split_name].to_list() for name, split_name in source.splits.items()}
+    try:
+        found = datasets.load_from_disk(str(path))
+        each = {"": found} if isinstance(found, datasets.Dataset) else found
+        rows = {name: split.to_list() for name, split in each.items()}
+    except Exception as error:  # of a damaged folder the library raises anything
+        raise UserError(f"cannot read {path}, which `datasets` saved: {first_line(error)}: save it again") from error
+    if "" in rows:
+        return {"all": rows[""]}
+    lacking = [split_name for split_name in source.splits.values() if split_name not in rows]
+    require(not lacking, f"{path} has no split {', '.join(lacking)}, only {', '.join(rows)}")
+    return {name: rows[split_name] for name, split_name in source.splits.items()}
 
 
 def _from_hub(source: Source) -> Mapping[str, Rows]:
@@ -330,7 +331,7 @@ def read_each(path: Path) -> Rows:
     try:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
-            data, path = gzip.decompress(data), path.with_suffix("")
+            data, path = gzip.decompress(data), path.with_suffix("") if path.suffix == ".gz" else path
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if data[:4] == b"PAR1":

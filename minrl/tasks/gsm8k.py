@@ -84,12 +84,11 @@ def reward(completion: str, example: Example, options: GSM8KOptions = DEFAULTS) 
     gold = gold_number(example["answer"])
     marked = marked_answers(said, str(example.fields.get("question", "")))
     values = {value for value, _ in marked}
+    is_bare = all(re.fullmatch(rf"-?(?:{_AMOUNT})", text.strip(" *.")) for _, text in marked)
     last = re.findall(rf"(?:(?<![\w)])-)?(?:{_AMOUNT})", plain_characters(said))[-1:]
     parts = {
         "correct": float(values == {gold}),
-        "format": float(
-            len(values) == 1 and all(re.fullmatch(rf"-?(?:{_AMOUNT})", text.strip(" *.")) for _, text in marked)
-        ),
+        "format": float(len(values) == 1 and is_bare),
         "lenient": float(bool(last) and number(last[0]) == gold),
     }
     return weighted(parts, options.weights)
@@ -148,8 +147,8 @@ def make(options: GSM8KOptions, data_path: str) -> Task:
         question, answer = row["question"], answer_text(row["answer"])
         require(isinstance(question, str), f"`question` must be a text, got {type(question).__name__}")
         gold_number(answer)
-        fields = {"question": question, "answer": answer}
-        return Example(identity(question), chat(INSTRUCTIONS[options.prompt], question), fields)
+        prompt = chat(INSTRUCTIONS[options.prompt], question)
+        return Example(identity(question), prompt, {"question": question, "answer": answer})
 
     dataset = dataset_of(SOURCE, data_path, example_of, options.held_out_share)
 

@@ -20,15 +20,7 @@ from minrl.models.thoughts import after_thoughts, turn
 from minrl.tasks.answers import boxes_together
 from minrl.tasks.data import Row, Source, answer_text, dataset_of, identity, is_answer
 from minrl.tasks.grader import OutOfTime, bounded
-from minrl.tasks.math_answers import (
-    answers_agree,
-    expressions,
-    math_verify,
-    restates,
-    same_text,
-    symbols,
-    without_problem,
-)
+from minrl.tasks.math_answers import answers_agree, expressions, math_verify, restates, same_text, symbols
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
 from minrl.types import Example, Reward, UserError, require
 
@@ -62,8 +54,6 @@ class MathOptions:
     """Weight of the form that the prompt asks for."""
     timeout_s: float = 2.0
     """Seconds of processor time to compare an answer with the reference; then it is wrong."""
-    answer_lists: Literal["any", "all", "refuse"] = "any"
-    """A list as `answer` of a row. any: each is right. all: together. refuse: the row is left out and named."""
     held_out_share: float = 0.2
     """Share of the problems that is never trained on, for a local file without splits. 1: evaluation only."""
 
@@ -92,7 +82,7 @@ DEFAULTS = MathOptions()
 
 def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -> Reward:
     """The form and the answer, by their weights. An answer is read from the right form only."""
-    answer, golds = ANSWERS[options.prompt](completion), gold_answers(example.fields, options.answer_lists)
+    answer, golds = ANSWERS[options.prompt](completion), gold_answers(example.fields)
     problem = str(example.fields.get("problem") or "").strip()
     verdicts = [is_right(answer, gold, problem, options.timeout_s) for gold in golds] if answer else []
     late = True not in verdicts and None in verdicts
@@ -102,13 +92,13 @@ def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -
 
 def is_right(answer: str, gold: str, problem: str, timeout_s: float) -> bool | None:
     """Whether the answer agrees with the reference and does not only restate the problem; None if it takes too long."""
-    if same_text(gold, answer):
-        return True
     if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)):
         return False
+    if same_text(gold, answer):
+        return True
     require_math_verify()
     math_verify()  # imported before the clock runs
-    return judged(without_problem(answer, problem), gold, problem, timeout_s)
+    return judged(answer.replace(problem, " ") if problem else answer, gold, problem, timeout_s)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -151,34 +141,23 @@ def stated(problem: str, gold: str, timeout_s: float) -> tuple[str, ...]:
     """The problem's expressions that have the reference's value, as far as the time limit allows to tell."""
     found: list[str] = []
     with suppress(OutOfTime, MemoryError), bounded(timeout_s):
-        for expression in expressions(problem):
-            if symbols(expression).total() > 1 and answers_agree(gold, expression):
-                found.append(expression)
+        found += (one for one in expressions(problem) if symbols(one).total() > 1 and answers_agree(gold, one))
     return tuple(found)
 
 
-def gold_answers(row: Row, lists: str = "any") -> list[str]:
-    """The references, any of which is right: `answer`, or what the last boxes of `solution` hold."""
+def gold_answers(row: Row) -> list[str]:
+    """The references, any of which is right: `answer`, a text or a list, or what the last boxes of `solution` hold."""
     answer = row.get("answer")
     if isinstance(answer, list | tuple):
-        require(
-            lists != "refuse",
-            "`answer` is a list, which --math.answer-lists refuse does not take: any, all or one answer",
-        )
         require(all(map(is_answer, answer)), "`answer` is a list of more than texts and numbers")
-        answers = [str(one) for one in answer]
-        require(
-            bool(answers) and all(map(str.strip, answers)), "`answer` is a list that is empty or has an empty answer"
-        )
-        return [", ".join(answers)] if lists == "all" else answers
+        answers = list(map(str, answer))
+        require(bool(answers) and all(map(str.strip, answers)), "`answer` is an empty list or has an empty answer")
+        return answers
     if (answer is not None and str(answer).strip()) or not row.get("solution"):
         return [answer_text(row["answer"])]
     contents = boxes_together(str(row["solution"]))
     require(bool(contents), "a row without `answer` needs a `solution` with its answer in \\boxed{}")
-    if len(contents) > 1:
-        require_math_verify()
-    is_one = all(answers_agree(contents[-1], content) for content in contents[:-1])  # one value in several forms
-    return [contents[-1] if is_one else ", ".join(contents)]
+    return [", ".join(contents)]
 
 
 @functools.cache
@@ -205,23 +184,19 @@ def make(options: MathOptions, data_path: str) -> Task:
         require(isinstance(problem, str), f"`problem` must be a text, got {type(problem).__name__}")
         if row.get("answer") is None and row.get("solution") is None:
             raise UserError(f"lacks answer and solution, one of which is needed (it has {', '.join(row)})")
-        answers = gold_answers(row, options.answer_lists)
+        answers = gold_answers(row)
         require(all(map(str.strip, answers)), "`answer` is empty")
         prompt = chat(BOXED, problem) if options.prompt == "boxed" else R1_ZERO.format(problem=problem)
         level = str(row.get("level") or "").removeprefix("Level ")
         category = {"subject": str(row.get("subject") or row.get("type") or ""), "level": level}
         shown = {name: value for name, value in category.items() if value}
-        return Example(
-            identity(problem),
-            prompt,
-            {"problem": problem, "answer": answers if len(answers) > 1 else answers[0]},
-            shown,
-        )
+        fields = {"problem": problem, "answer": answers if len(answers) > 1 else answers[0]}
+        return Example(identity(problem), prompt, fields, shown)
 
     dataset = dataset_of(options.source, data_path, example_of, options.held_out_share)
 
     def solution(example: Example) -> str:
-        answer = gold_answers(example.fields, options.answer_lists)[0]
+        answer = gold_answers(example.fields)[0]
         return rf"\boxed{{{answer}}}" if options.prompt == "boxed" else f"</think> <answer> {answer} </answer>"
 
     return Task(dataset, functools.partial(reward, options=options), warm=warm, solution=solution)

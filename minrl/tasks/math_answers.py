@@ -1,13 +1,12 @@
 r"""Do two mathematical answers agree? `\frac{1}{2}` and `0.5` do.
 
-The verdict is that of the math-verify library, less what it pays for another answer:
+The verdict is that of the math-verify library, with these differences:
 
-- Numbers are compared exactly. A decimal equals what rounds to it if it has six digits or more.
-- `50\%` in the reference is 50, 0.5 or 1/2, but `20\%` is not 20 unless the problem asks for a percent. A base must be
-  the reference's where both name one.
-- Tuples, sets and intervals are not paid for one another. A column vector is a tuple.
-- An answer that names several different values, or denies its own, is none: `hedges`.
-- What the problem states is no answer where the reference is its value in another form: `restates`.
+- Numbers are compared exactly. A decimal equals what rounds to it if it has six digits or more. `50\%` in the reference
+  is 50 or 0.5; only the answer may not name a percent.
+- A base must be the reference's if both name one. Tuples, sets and intervals differ. A column vector is a tuple.
+- An answer that names several different values, or denies its own, is wrong: `hedges`.
+- So is an expression of the problem if the reference is its value in another form: `restates`.
 
 Nothing here bounds the time that sympy takes; callers do (minrl/tasks/grader.py).
 """
@@ -23,7 +22,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
-from minrl.tasks.answers import CHANGES, boxes_together
+from minrl.tasks.answers import CHANGES, boxes_together, unwrapped
 
 DEEPEST = 50
 """Brackets within each other in an answer; one with more is not read, unless the reference has as many."""
@@ -31,61 +30,39 @@ MIN_DIGITS = 6
 """Significant digits below which a decimal is no rounding of another value."""
 _SIGNS = {
     "−": "-", "–": "-", "⁄": "/", "÷": "/", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ",
-    "θ": r"\theta ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ",
-    "∈": r"\in ", "°": r"^\circ ", "±": r"\pm ", "√": r"\sqrt ", "ℝ": r"\mathbb{R}", "≈": r"\approx ",
+    "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "°": r"^\circ ", "±": r"\pm ", "√": r"\sqrt ",
 }  # fmt: skip
 _SCRIPTS = re.compile("([⁰¹²³⁴-⁹⁻]+)|([₀-₉]+)")
-_TEXT = r"\\(?:text|textbf|textit|textnormal|textrm|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname) *"
+_TEXT = r"\\(?:text(?:normal|bf|it|rm|sf|tt)?|mbox|math(?:rm|bf|it|sf)|operatorname) *"
 FORMULA = re.compile(r"(?<!\\)\$\$?((?:[^$\\]|\\.)+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 """What stands between mathematical delimiters; one group of each match has it."""
-_LABEL = (
-    r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?(?:answer|solution|result)s?"
-    r" *(?:[:=]|is:?|are:?|(?<=answer)(?= ))|(?:it|there) (?:is|are)|(?:so|thus|hence|therefore),?(?= ))"
-)
+_LABEL = r"(?:(?:so|thus|therefore),? )?(?:(?:the )?(?:final )?answer(?: is)?:?|there (?:is|are)|so|thus|therefore)"
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"^\s*(\*\*|__|`)(.+)\1\s*$", r"\2"),
-        (
-            r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-z])\.?|\\(?:(?:display|text)style|limits|checkmark|bf|large)(?![a-z])",
-            "",
-        ),
-        (r"\\(?:text)?color *\{[a-z]+\}|\\(?:underline|boldsymbol|bm)(?![a-z])", ""),
-        (r"\\[dtc](?=frac|binom)", r"\\"),
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-z])\.?|\\(?:display|text)style(?![a-z])", ""),
+        (r"\\[dt](?=frac|binom)", r"\\"),
         (rf"{_TEXT}\{{([^{{}}]*)\}}", r"\\text{\1}"),
         (r"\\text\{ *(-?[0-9][0-9.,:/]*|\([A-Z]\)|[A-Z]) *\}", r"\1"),
         (r"^\(([A-J])\)(?:[:\\ ](?!.*\([A-J]\)).*|$)", r"\1"),
-        (r"^\\text\{ *(-?[0-9.]+) +([^{}0-9]+)\}", r"\1\\text{ \2}"),
-        (
-            rf"(?i)^\s*(?:[-=]*>|=|#+ |{_LABEL} *|\\text\{{ *{_LABEL} *\}}|[a-z] *\\in(?![a-z])"
-            r"|\\text\{[^{}0-9]*\} *(?=[-(\[0-9\\])|\\text\{[^{}]*\} *[=:])",
-            "",
-        ),
+        (rf"(?i)^\s*(?:[-=]*>|=|{_LABEL}(?= )|\\text\{{ *{_LABEL} *\}}|[a-z] *\\in(?![a-z]))", ""),
         (r"(?<=[0-9])(?:,\\! ?|\{,\}|\\,|\\!)(?=[0-9]{3}(?![0-9]))", ""),
         (r"(?<!\\)\\[,;:!> ]|~|\\q?quad(?![a-z])|\s+", " "),
-        (r"\\(?:leq|leqslant)(?![a-z])|<=", r"\\le "),
-        (r"\\(?:geq|geqslant)(?![a-z])|>=", r"\\ge "),
-        (r"\\lt(?![a-z])", "<"),
-        (r"\\gt(?![a-z])", ">"),
         (r"\*\*", "^"),
         (r"(?<![\w^.{])([0-9]+) *(?=\(|\\binom)", r"\1 \\cdot "),  # math-verify reads 2(4) as 2 + 4
-        (r"\*", r" \\cdot "),
         (r"\\frac *([0-9a-z]) *(?=[0-9a-z{\\])", r"\\frac{\1}"),
         (r"(\\frac *\{[^{}]*\}) *([0-9a-z])", r"\1{\2}"),
         (r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln|arctan)(?![A-Za-z])", r"\\\1 "),
         (r"\\sqrt *(?:\(([^()]*)\)|([0-9]+))", r"\\sqrt{\1\2}"),
         (r"\^ *(-?[0-9]{2,}|-[0-9])", r"^{\1}"),
         (r"\^ *\{? *(?:\\circ|\\degree) *\}?|\\degree(?![a-z])|\\text\{ *degrees?\}", r"^\\circ "),
-        (r"\\text\{ *(?:percent|per cent|\\?%) *\}|\\?%|(?<=[0-9]) *percent\b", r"\\%"),
         (r"(?:\\text)?\{? *\bbase *\}? *([0-9]+)\}?$|_ *\{? *(?:\\text\{)? *([0-9]+) *\}*$", r"_\1\2"),
         *(
             (rf"(?<=[0-9}}]) *(?:\\text\{{ *{word} *\}}|{word}\b)", rf" \\cdot 10^{{{tens}}}")
             for word, tens in (("thousand", 3), ("million", 6), ("billion", 9))
         ),
-        (r"\\text\{ *(and|or) *\}|\\(?:lor|vee)(?![a-z])", " or "),
-        (r",? *(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]) *", ", "),
-        (r"\\(begin|end)\{(?:bmatrix|array|smallmatrix)\}(?:\{[clr|]*\})?", r"\\\1{pmatrix}"),
-        (r"^[(\[] *(\\begin\{pmatrix\}.*\\end\{pmatrix\}) *[)\]]$", r"\1"),
+        (r",? *(?:\\text\{ *(?:and|or) *\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])) *", ", "),
+        (r"\\(begin|end)\{(?:bmatrix|array)\}(?:\{[clr|]*\})?", r"\\\1{pmatrix}"),
         ("  +", " "),
     )
 ]
@@ -99,12 +76,12 @@ _NUMBER = re.compile(
 )
 _UNIT = re.compile(
     r"(?P<value>.*?[0-9A-Za-z})]) *(?:\\text\{[^{}]*[A-Za-z][^{}]*\}\.?|(?<=[0-9}) ])"
-    r"(?P<words>(?:[a-z]{2,}|(?<= )[smhgl](?![a-z]))(?:[ /]+[a-z]+)*))(?: *\^ *\{?[23]\}?)?"
+    r"(?P<words>(?:[a-z]{2,}|(?<= )[smhgl](?![a-z]))(?:[ /]+[a-z]+)*)|\\?%|\\text\{ *percent\})(?: *\^ *\{?[23]\}?)?"
 )
 _HEDGE = re.compile(
-    r"(?<![\\A-Za-z])(?:either|maybe|perhaps|possibly|not|never|wrong|false|incorrect|alternatively|versus|vs|unless"
-    r"|except|negative|below|instead|rather|unknown|undefined|twice|(?:at )?(?:least|most)|(?:more|less|fewer) than"
-    r"|between|about|approximately|roughly)(?![A-Za-z])|\\(?:neg|lnot|not(?:in)?)(?![a-z])",
+    r"(?<![\\A-Za-z])(?:either|maybe|perhaps|possibly|not|never|wrong|false|incorrect|unless|except|negative|instead"
+    r"|percent|undefined|twice|(?:at )?(?:least|most)|(?:more|less|fewer) than|between|about|approximately|roughly)"
+    r"(?![A-Za-z])|%|\\(?:neg|lnot|not(?:in)?)(?![a-z])",
     re.IGNORECASE,
 )
 """What denies an answer, offers another, or makes another claim of it."""
@@ -113,9 +90,6 @@ _READ = {"thousand", "million", "billion", "pi", "π", "k"}
 _BASE = re.compile(r"([0-9A-F]+)_\{?([0-9]+)\}?")
 _NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+|\\text\{[^{}]*\})(?:_\{?\w+\}?)?(?:\([^()]*\))?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
-_ASKS_PERCENT = re.compile(
-    r"(?i)\b(?:what|which|many|a|in) +(?:percent(?!age)|\$?\\?%)|percentage[^.]*\?|find the perc"
-)
 
 
 def same_text(gold: str, answer: str) -> bool:
@@ -137,20 +111,21 @@ def _plain(text: str) -> str:
     return text.casefold() if len(text) > 1 and re.fullmatch("[A-Za-z-]+", text) else text
 
 
-def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
-    """Whether an answer means the same as the reference. Not symmetric: the reference sets the form."""
+def answers_agree(gold: str, answer: str, known: str = "") -> bool:
+    """Whether an answer means the same as the reference. Not symmetric: the reference sets the form. Words that are
+    `known` from the problem do not change an answer.
+    """
     if not gold.strip() or not answer.strip() or max(depths(answer)) > max(DEEPEST, *depths(gold)):
         return False
     if same_text(gold, answer):
         return True
     meant, given = normal(gold), normal(answer)
-    if hedges(meant, given, f"{gold} {problem}", answer):
+    if hedges(meant, given, f"{gold} {known}", answer):
         return False
-    is_prose = len(_WORD.findall(given)) > 1
-    several = [] if is_prose or _brackets(meant) else parts(given)
-    if len(parts(meant)) == 1 < len(several) and r"\pm" not in meant:
-        return all(_agree(meant, part, problem) for part in several)  # one value in several forms
-    return _agree(meant, given, problem) or (is_prose and _verified(meant, answer, is_prose=True))
+    if r"\approx" in given and r"\approx" not in meant and not _brackets(meant):
+        exact, _, decimal = (side.strip() for side in given.partition(r"\approx"))
+        given = decimal if "." in meant or _NAME.fullmatch(exact) else exact
+    return _agree(meant, given) or (len(_WORD.findall(given)) > 1 and _verified(meant, answer, is_prose=True))
 
 
 def hedges(gold: str, answer: str, known: str = "", written: str = "") -> bool:
@@ -164,7 +139,8 @@ def hedges(gold: str, answer: str, known: str = "", written: str = "") -> bool:
     behind = re.split("[0-9}]", written)[-1] if re.search("[0-9]", written) else ""
     tail = " ".join(re.findall(r"[0-9})]\W*\\(?:text|math|mbox)\w*\{([^{}]*)\}", written)) + f" {behind}"
     said = {found[0].casefold() for found in (*_HEDGE.finditer(written), *CHANGES.finditer(tail))} - _READ
-    if any(not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", known.casefold()) for word in said):
+    known = known.casefold() + (" percent %" if "percent" in known or "%" in known else "")
+    if any(not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", known) for word in said):
         return True
     beside = " ".join(re.findall(r"[0-9}] *\\text\{([^{}]*)\}", answer))
     if any(other not in gold for other in re.findall("[0-9]+", beside)):
@@ -173,61 +149,29 @@ def hedges(gold: str, answer: str, known: str = "", written: str = "") -> bool:
     return len(set(sides)) > 1
 
 
-def _agree(gold: str, answer: str, problem: str) -> bool:
-    if r"\approx" in answer and r"\approx" not in gold and not _brackets(gold):
-        exact, _, decimal = answer.partition(r"\approx")
-        answer = decimal.strip() if "." in gold or _NAME.fullmatch(exact.strip()) else exact.strip()
-    if same_text(gold, answer):
-        return True
+def _agree(gold: str, answer: str) -> bool:
     words = gold.replace(r"\text", "")
     if re.match("[A-Z]$|[0-9]+:[0-9]{2}", gold) or (_WORD.search(words) and not re.search(r"[0-9\\+*/^=<>]", words)):
-        return False  # words, choices and times of the day are compared as texts
-    value, other = amount(gold), amount(answer)
-    one, two = _BASE.fullmatch(value), _BASE.fullmatch(other)
+        return same_text(gold, answer)  # words, choices and times of the day are compared as texts
+    is_percent, gold, answer = "%" in gold, amount(gold), amount(answer)
+    one, two = _BASE.fullmatch(gold), _BASE.fullmatch(answer)
     if one or two:
-        digits = [found[1] if found else text for found, text in ((one, value), (two, other))]
+        digits = [found[1] if found else text for found, text in ((one, gold), (two, answer))]
         return digits[0] == digits[1] and not (one and two and one[2] != two[2])
-    percents = [text.endswith(r"\%") for text in (value, other)]
-    value, other = (text.removesuffix(r"\%").strip() for text in (value, other))
-    if percents == [True, False]:
-        return _same_value(value, other) or _same_value(rf"\frac{{{value}}}{{100}}", other)
-    if percents == [False, True] and not _ASKS_PERCENT.search(problem):
-        return _same_value(value, rf"\frac{{{other}}}{{100}}")
-    return _same_value(value, other)
-
-
-def _same_value(gold: str, answer: str) -> bool:
-    one, other = number(gold), number(answer)
-    if one and other:
-        return _same_number(one, other)
-    if gold == answer:
-        return True
+    exact, given = number(gold), number(answer)
+    if exact and given:
+        return _same_number(exact, given) or (is_percent and exact[0] == 100 * given[0])
     kinds = _brackets(gold), _brackets(answer)
-    if all(kinds) and kinds[0] != kinds[1]:
-        return False
-    return _verified(gold, answer)
+    return gold == answer or (not (all(kinds) and kinds[0] != kinds[1]) and _verified(gold, answer))
 
 
 def _brackets(text: str) -> str:
     """The brackets of a list, `{}` for a set, `pmatrix` for a matrix; empty for anything else."""
     if found := re.fullmatch(r"\\\{.*\\\}|\\begin\{(pmatrix)\}.*", text, re.DOTALL):
         return found[1] or "{}"
-    if text[:1] in "([" and text[-1:] in ")]" and len(parts(text[1:-1])) > 1:
-        return text[0] + text[-1]
-    return ""
-
-
-def parts(text: str) -> list[str]:
-    r"""The parts of a list.
-
-    >>> parts(r"(1,2), \{3,4\}, 5")
-    ['(1,2)', '\\{3,4\\}', '5']
-    """
-    open_at = depths(text)
-    if min(open_at, default=0) < 0:
-        return [text]
-    ends = [place for place, sign in enumerate(text) if sign in ",;" and not open_at[place]]
-    return [text[start + 1 : end].strip() for start, end in zip([-1, *ends], [*ends, len(text)], strict=True)]
+    inside = depths(text[1:-1])
+    is_list = any(sign in ",;" and not depth for sign, depth in zip(text[1:-1], inside, strict=True))
+    return text[0] + text[-1] if text[:1] in "([" and text[-1:] in ")]" and is_list and min(inside) >= 0 else ""
 
 
 def depths(text: str) -> list[int]:
@@ -242,15 +186,15 @@ def normal(text: str) -> str:
     >>> normal("2√3 × x**2"), normal(r"$\left(\dfrac{1}{2},\; 3\right)$."), normal(r"The answer is \text{even}")
     ('2\\sqrt{3} \\times x^2', '(\\frac{1}{2}, 3)', '\\text{even}')
     """
-    text = _unbraced(", ".join(boxes_together(text)) or text)
-    text = unicodedata.normalize(
-        "NFKC", _SCRIPTS.sub(lambda found: f"^{{{found[1]}}}" if found[1] else f"_{{{found[2]}}}", text)
-    )
-    text = "".join(_SIGNS.get(character, character) for character in text)
+    text = _unbraced(unwrapped(", ".join(boxes_together(text)) or text))
+    text = _SCRIPTS.sub(lambda found: f"^{{{found[1]}}}" if found[1] else f"_{{{found[2]}}}", text)
+    text = "".join(_SIGNS.get(character, character) for character in unicodedata.normalize("NFKC", text))
     text = FORMULA.sub(lambda found: f" {found[found.lastindex or 0]} ", text).strip()
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = _COLUMN.sub(lambda found: "(" + re.sub(r" *\\\\ *(?=[^ ])", ", ", found[1]).strip(" \\") + ")", text)
+    text = _COLUMN.sub(
+        lambda found: "(" + re.sub(r" *\\\\ *(?=[^ ])", ", ", found[1]).strip().rstrip(" \\") + ")", text
+    )
     text = _unbraced(text.strip().rstrip(".,; \\"))
     return _THOUSANDS.sub(lambda found: re.sub("[, ]", "", found[1]), text) if _THOUSANDS.match(text) else text
 
@@ -290,9 +234,8 @@ def number(text: str) -> tuple[Fraction, Fraction] | None:
         value += Fraction(int(found["again"]), (10 ** len(found["again"]) - 1) * 10**places)
     value = (value / Fraction(found["under"] or 1) + int(found["whole"] or 0)) * scale
     digits = len(found["over"].replace(".", "").lstrip("-0"))
-    return (-value if found["sign"] == "-" else value), Fraction(
-        0
-    ) if exact or digits < MIN_DIGITS else scale / 10**places
+    unit = Fraction(0) if exact or digits < MIN_DIGITS else scale / 10**places
+    return (-value if found["sign"] == "-" else value), unit
 
 
 def _same_number(one: tuple[Fraction, Fraction], other: tuple[Fraction, Fraction]) -> bool:
@@ -342,19 +285,6 @@ def math_verify() -> tuple[Any, Any]:
 _FIGURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _PLAIN_FORMULA = re.compile(r"(?<![\w\\$.])(?=[^\s,;?]*[0-9])[\w.()]+(?:\s?[-+*/^!]\s?[\w.()]+)+|(?<!\w)\d+!")
 _SIDES = re.compile(r"(?<![<>!:\\])=|[<>]|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|to|in|quad|qquad)(?![a-z])|[,;&]|\\\\")
-_NO_FUNCTION = re.compile(r"\\(?:sqrt|pi|circ|infty|pm|cup|le|ge|in|%|mathbb)")
-_IDLE = set("01+-*/^=x")
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\])")
-
-
-def without_problem(answer: str, problem: str) -> str:
-    """The answer without the sentences of the problem that it repeats, of at least four words."""
-    left = " ".join(answer.split())
-    for sentence in (problem, *_SENTENCE.split(problem)):
-        text = " ".join(sentence.split())
-        if len(_WORD.findall(text)) > 3:
-            left = left.replace(text, " ")
-    return left.strip()
 
 
 def expressions(problem: str) -> Iterator[str]:
@@ -376,38 +306,27 @@ def symbols(text: str) -> Counter[str]:
     >>> sorted(symbols(r"2\cdot\frac{x}{10}").elements()), symbols(r"\dfrac{2x}{10}") == symbols("(x2)/10")
     (['/', '10', '2', 'x'], True)
     """
-    bare = re.sub(
-        r"\\text\{[^{}]*\}|(?<![\\A-Za-z])[A-Za-z]{3,}|\\(?:cdot|times)(?![a-z])|[(){}\[\] ]", " ", normal(text)
-    )
-    found = re.findall(r"\\[A-Za-z]+|[0-9]+(?:\.[0-9]+)?|[^\s.,$]", bare)
-    return Counter({r"\frac": "/", ">": "<", "|": "|"}.get(one, one) for one in found)
+    bare = r"\\text\{[^{}]*\}|(?<![\\A-Za-z])[A-Za-z]{3,}|\\(?:cdot|times)(?![a-z])|[(){}\[\] ]"
+    found = re.findall(r"\\[A-Za-z]+|[0-9]+(?:\.[0-9]+)?|[^\s.,$]", re.sub(bare, " ", normal(text)))
+    return Counter("/" if one == r"\frac" else one for one in found)
 
 
 def restates(answer: str, gold: str, stated: tuple[str, ...]) -> bool:
-    r"""Whether an answer only restates an expression of the problem that has the reference's value in another form.
+    r"""Whether an answer is nearer to an expression of the problem that has the reference's value than to the
+    reference, or, if that is a number, this expression itself or no number.
 
     >>> [restates(text, "24310", (r"\binom{17}{9}",)) for text in ("24310", r"0+\binom{17}{9}", r"\binom{17}{8}")]
     [False, True, True]
     """
-    last = normal(answer).rpartition("=")[2].strip()
-    given, meant = symbols(answer if "=" in gold else last), symbols(gold)
+    last = answer if "=" in gold else normal(answer).rpartition("=")[2]
+    given, meant = symbols(last), symbols(gold)
     others = [one for one in map(symbols, stated) if one != meant]
-    if any(one["="] and one <= symbols(answer) for one in others):
-        return True
     if not others or given == meant:
         return False
-    if number(normal(gold)) and not number(amount(last).removesuffix(r"\%")):
-        return True
-    return bool(_functions(given) - _functions(meant)) or any(
-        (one <= given and (not one <= meant or set(given - one) <= _IDLE))
-        or (given.total() > one.total() and _distance(given, one) < _distance(given, meant))
-        for one in others
-    )
+    if number(normal(gold)):
+        return given in others or not number(amount(last.strip()))
+    return any(_distance(given, one) < _distance(given, meant) for one in others)
 
 
 def _distance(one: Counter[str], other: Counter[str]) -> int:
     return (one - other).total() + (other - one).total()
-
-
-def _functions(found: Counter[str]) -> set[str]:
-    return {one for one in found if (one[0] == "\\" and not _NO_FUNCTION.fullmatch(one)) or one in "!|"}

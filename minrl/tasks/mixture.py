@@ -1,7 +1,7 @@
 """Several tasks as one: every step has whole groups of each, by weights.
 
 The schedule is a function of the weights, the seed and the number of the group alone, so that a resumed run goes on in
-it and several processes agree. After any number of groups each task has had its share to within one group.
+it and several processes agree.
 """
 
 import math
@@ -19,10 +19,8 @@ class Schedule:
     """The task of each group of a run, numbered from 0. It repeats after as many groups as the weights, as whole
     numbers without a common divisor, add up to.
 
-    Tijdeman 1980, The chairman assignment problem (doi:10.1016/0012-365X(80)90269-1): of K tasks, those to which at
-    least 1 / (2 K - 2) of a group is owed may be next, and the one that is next is the one that must be the soonest.
-    No task is ever further than 1 - 1 / (2 K - 2) groups from its share, which no other rule improves on. The seed
-    decides between tasks that are due at the same time.
+    The next group is of the task that is the furthest behind its share; the seed decides between equals. So no task is
+    ever a whole group ahead of its share.
     """
 
     def __init__(self, weights: Mapping[str, Fraction], seed: int) -> None:
@@ -43,15 +41,9 @@ class Schedule:
         return [self._known[place] for place in places]
 
     def _next(self) -> str:
-        """The task of the next group. What is owed is counted in groups / (period (2 K - 2))."""
-        unit = 2 * len(self._weights) - 2
-        owed = {
-            name: (weight * (len(self._known) + 1) - self._given[name] * self._period) * unit
-            for name, weight in self._weights.items()
-        }
-        most = self._period * (unit - 1)
-        due = {name: Fraction(most - owed[name], self._weights[name]) for name in owed if owed[name] >= self._period}
-        chosen = min(due, key=due.__getitem__)
+        """The task of the next group."""
+        groups = len(self._known) + 1
+        chosen = max(self._weights, key=lambda name: self._weights[name] * groups - self._given[name] * self._period)
         self._given[chosen] += 1
         return chosen
 

@@ -84,24 +84,8 @@ class ToolResult:
     seconds: float = 0.0
 
 
-@dataclass
-class Costs:
-    """What a role's calls took so far."""
-
-    calls: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-
-    def add(self, result: ToolResult) -> None:
-        """Add a call."""
-        self.calls += 1
-        self.failed += result.failed
-        self.seconds += result.seconds
-
-    def beside(self, reward: Reward) -> Reward:
-        """The reward with these as parts, which have no weight."""
-        parts = {"tool_calls": self.calls, "tool_failed": self.failed, "tool_s": self.seconds}
-        return replace(reward, parts={**reward.parts, **parts})
+NO_COSTS = {"tool_calls": 0.0, "tool_failed": 0.0, "tool_s": 0.0}
+"""What a role's calls take, as parts of its reward without a weight."""
 
 
 def find_call(completion: str) -> tuple[str, str] | None:
@@ -134,14 +118,11 @@ def program_of(call: str) -> str:
 
 
 def _argument(call: Mapping[str, Any]) -> str:
-    """The program in a call as chat models write it."""
+    """The program in a call as chat models write it; some write the arguments as JSON again."""
     given = call.get("arguments", call.get("parameters"))
-    if isinstance(given, str):  # some write the arguments as JSON again
-        with contextlib.suppress(json.JSONDecodeError, RecursionError):
-            given = json.loads(given)
-    if not isinstance(given, Mapping):
-        given = {"code": given}
-    program = given.get("code", next(iter(given.values()), None) if len(given) == 1 else None)
+    with contextlib.suppress(json.JSONDecodeError, RecursionError):
+        given = json.loads(given) if isinstance(given, str) else given
+    program = given.get("code") if isinstance(given, Mapping) else given
     if call.get("name", "python") not in ("python", "code_interpreter", "python_interpreter"):
         raise ValueError(f"no tool {str(call['name'])[:40]}: there is python")
     if not isinstance(program, str):
@@ -206,28 +187,33 @@ def tool_message(prompt: Prompt, text: str) -> Prompt:
 
 def episode(task: Task, options: PythonOptions, example: Example, rng: random.Random) -> Episode:
     """The task's episode, in which every role may call the tool before it ends a turn."""
-    costs: dict[str, Costs] = {}
+    costs: dict[str, dict[str, float]] = {}
     with contextlib.closing(task.play(example, rng)) as played:
         value: Any = None
         while True:
             try:
                 step = played.send(value)
             except StopIteration as end:
-                return {role: costs.get(role, Costs()).beside(reward) for role, reward in end.value.items()}
+                return {role: _with_costs(reward, costs.get(role, NO_COSTS)) for role, reward in end.value.items()}
             if isinstance(step, Turn):
                 first = step.role not in costs
                 asked = replace(step, message=with_instructions(step.message, options)) if first else step
-                value = yield from _turn(asked, options, costs.setdefault(step.role, Costs()))
+                value = yield from _turn(asked, options, costs.setdefault(step.role, dict(NO_COSTS)))
             else:
                 value = yield step
 
 
-def _turn(turn: Turn, options: PythonOptions, costs: Costs) -> Generator[Turn | Job, Any, str]:
+def _with_costs(reward: Reward, costs: Mapping[str, float]) -> Reward:
+    """The reward with what the role's calls took."""
+    return replace(reward, parts={**reward.parts, **costs})
+
+
+def _turn(turn: Turn, options: PythonOptions, costs: dict[str, float]) -> Generator[Turn | Job, Any, str]:
     """What a role says in the end, after its calls."""
     job = Grader(run_program, stopped, warm=python, seconds=START_S + options.limits.wall_s)
     while call := find_call(text := (yield turn)):
         before, called = call
-        if costs.calls == options.calls:
+        if costs["tool_calls"] == options.calls:
             return before
         try:
             program = program_of(called)
@@ -235,7 +221,9 @@ def _turn(turn: Turn, options: PythonOptions, costs: Costs) -> Generator[Turn | 
             result = ToolResult(f"[error] {unmarked(str(error))}", failed=True)
         else:
             result = yield Job(job, (program, options))
-        costs.add(result)
+        costs["tool_calls"] += 1
+        costs["tool_failed"] += result.failed
+        costs["tool_s"] += result.seconds
         turn = replace(turn, message=tool_message(turn.message, result.text), optional=True, shown_by="tool")
     return text
 

@@ -82,8 +82,6 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _ITEM = re.compile(r"^\s*(?:[-*]|\w{1,3}[.):])\s+")
 
 FIELDS = ("question", "answer", "metadata")
-NUMBERS = frozenset(("source_index", "entry_id"))
-"""Entries of the metadata that number the problems."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,20 +189,18 @@ def _refuse_if_guesses_pay(name: str, generator: str) -> None:
     """Refuse a generator whose verifier scores guesses 1."""
     with _library_code(name, "cannot make its first problems"):
         dataset = _dataset(name, generator, size=TRIED)
-        made, ends = [dataset[0]], time.process_time() + TRIAL_S
-        while len(made) < TRIED and time.process_time() < ends - TRIAL_S / 2:
+        made, end = [dataset[0]], time.process_time() + TRIAL_S
+        while len(made) < TRIED and time.process_time() < end - TRIAL_S / 2:
             made.append(dataset[len(made)])
     paid: Counter[str] = Counter()
     tried = 0
     for entry, other in zip(made, made[1:] + made[:1], strict=True):
-        if time.process_time() < ends:
+        if time.process_time() < end:
             paid.update({kind for kind, text in guesses(entry, other) if _pays(text, entry, name, generator)})
             tried += 1
-    count, kind = max(((count, kind) for kind, count in paid.items()), default=(0, ""))
-    said = (
-        f"the verifier of reasoning_gym/{name} scores {kind} 1 in {count} of {tried} problems: choose another generator"
-    )
-    require(count <= max(1, MOST_PAID * tried), said)
+    for kind, count in paid.most_common(1):
+        said = f"the verifier of reasoning_gym/{name} scores {kind} 1 in {count} of {tried} problems"
+        require(count <= max(1, MOST_PAID * tried), f"{said}: choose another generator")
 
 
 def guesses(entry: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -254,39 +250,24 @@ def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
         examples.setdefault(identity, Example(identity, chat(system, question), fields))
     if left_out:
         said = f"reasoning_gym/{name}: {len(left_out)} of {options.size} problems left out, whose own answers the "
-        said += f"verifier does not score 1: {', '.join(map(str, left_out[:20]))}{', ...' if left_out[20:] else ''}"
+        said += f"verifier does not score 1: {', '.join(map(str, left_out[:20]))}"
         require(bool(examples), f"{said}: choose another generator")
         logger.warning(said)
     return split(examples.values(), options.held_out_share, by=same_problem)
 
 
 def _scores_own(name: str, generator: str, entry: Mapping[str, Any]) -> bool:
-    """Whether the verifier scores a problem's own answer 1: without that, no wrong answer could be scored. An integral
-    that the library did not solve is read by no verifier.
-    """
+    """Whether the verifier scores a problem's own answer 1; an integral that the library did not solve is not read."""
     own = entry["answer"]
-    if own is None:
-        return True
     with contextlib.suppress(Exception):  # a verifier may raise anything for what it cannot read
-        return "Integral(" not in own and _score(name, generator, own, {field: entry[field] for field in FIELDS}) == 1
+        fields = {field: entry[field] for field in FIELDS}
+        return own is None or ("Integral(" not in own and _score(name, generator, own, fields) == 1)
     return False
 
 
 def same_problem(example: Example) -> str:
-    """What two problems share that differ only in the order of words or lists: `lcm of 24, 92`, `lcm of 92, 24`."""
-    words = sorted(re.findall(r"\w+|[^\w\s]", example["question"]))
-    return json.dumps([words, _unordered(example["metadata"])])
-
-
-def _unordered(value: Any) -> Any:  # noqa: ANN401 - any value of the metadata
-    """The value as JSON with its flat lists sorted, without its number in the dataset. Of other objects the type."""
-    if isinstance(value, Mapping):
-        kept = {str(key): _unordered(part) for key, part in value.items() if key not in NUMBERS}
-        return sorted(map(list, kept.items()), key=repr)
-    if isinstance(value, list | tuple | set | frozenset):
-        parts = [_unordered(part) for part in value]
-        return parts if any(isinstance(part, list) for part in parts) else sorted(parts, key=repr)
-    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
+    """What two problems share that differ only in the order of words or numbers: `lcm of 24, 92`, `lcm of 92, 24`."""
+    return " ".join(sorted(re.findall(r"\w+|[^\w\s]", example["question"])))
 
 
 def _dataset(name: str, generator: str, size: int = 1, seed: int = 0) -> Any:  # noqa: ANN401 - the library's
@@ -340,10 +321,9 @@ def library() -> Any:  # noqa: ANN401 - the library
 
 def is_absurd(answer: str, own: str) -> bool:
     """Whether an answer is wrong without a look at it: far too long, or no number or a huge one beside a number."""
-    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(own)):
-        return True
-    huge = _HUGE.search(answer) is not None and _HUGE.search(own) is None
-    return huge or (_NUMERIC.fullmatch(own) is not None and _NO_NUMBER.search(answer) is not None)
+    is_long = len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(own))
+    is_huge = bool(_HUGE.search(answer)) and not _HUGE.search(own)
+    return is_long or is_huge or bool(_NUMERIC.fullmatch(own) and _NO_NUMBER.search(answer))
 
 
 def parse_formula(text: str, **options: Any) -> Any:  # noqa: ANN401 - a sympy expression

@@ -23,14 +23,13 @@ Rows have one of two forms:
     prompt, tests (a list of assertions, or a program whose main asserts)  as MultiPL-E's
 """
 
-import functools
 import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from loguru import logger
 
@@ -38,9 +37,10 @@ from minrl.models.thoughts import after_thoughts
 from minrl.sandbox import describe
 from minrl.tasks.data import Row, Source, identity, load_each
 from minrl.tasks.rust_build import BuildLimits, Cargo, Package, find_tests, working_toolchain
-from minrl.tasks.rust_quality import QualityWeights, parse, quality, scores, text, tokens, walk
+from minrl.tasks.rust_quality import QualityWeights, Weight, parse, quality, scores, text, tokens, walk
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
 from minrl.types import Example, Reward, UserError, require
+from minrl.utils.settings import Bound, Count
 
 SOURCE = Source("nuprl/MultiPL-E", ("tests",), {"all": "test"}, configuration="mbpp-rs")
 LIST_CRATE = "solution"
@@ -90,31 +90,26 @@ DEFINED = re.compile(r"\b(?:fn|struct|enum|union|type|trait|mod|const|static|mac
 class RustOptions(QualityWeights, BuildLimits):
     """What is paid, and what building and testing may take."""
 
-    build_weight: float = 0.05
+    prefix = "rust."
+    build_weight: Weight = 0.05
     """Weight of a solution that builds and that the hidden tests compile against."""
-    test_weight: float = 0.75
+    test_weight: Weight = 0.75
     """Weight of the share of hidden tests that pass, beyond those that constants pass."""
-    clippy_weight: float = 0.1
+    clippy_weight: Weight = 0.1
     """Weight of no warning of clippy; paid only where every hidden test passed."""
-    own_test_weight: float = 0.05
+    own_test_weight: Weight = 0.05
     """Weight of passing tests of the solution's own with real assertions; paid only where every hidden test passed."""
-    quality_weight: float = 0.05
+    quality_weight: Weight = 0.05
     """Weight of the mean of the quality scores; paid only where every hidden test passed."""
-    own_tests_wanted: int = 3
+    own_tests_wanted: Count = 3
     """How many own tests with real assertions make the part whole."""
-    unsafe_rows: Literal["left out", "allowed"] = "left out"
-    """Rows whose reference needs `unsafe`: left out, or kept, with solutions that may use it."""
-    held_out_share: float = 0.2
+    held_out_share: Annotated[float, Bound(above=0, below=1)] = 0.2
     """Share of the problems that is never trained on, where the rows have no split of their own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        weights = (self.build_weight, self.clippy_weight, self.own_test_weight, self.quality_weight)
-        require(min(weights) >= 0, f"rust weights must be at least 0, got {weights}")
-        require(self.test_weight > sum(weights), f"rust.test_weight must outweigh the others, got {self.test_weight}")
-        require(0 < self.held_out_share < 1, f"rust.held_out_share must be in (0, 1), got {self.held_out_share}")
-        for name in [one.name for one in fields(self) if one.name.endswith(("_wanted", "seconds", "_mib"))]:
-            require(getattr(self, name) > 0, f"rust.{name} must be above 0, got {getattr(self, name)}")
+        others = self.build_weight + self.clippy_weight + self.own_test_weight + self.quality_weight
+        require(self.test_weight > others, f"rust.test_weight must outweigh the others, got {self.test_weight}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class RustReward:
         parts = dict.fromkeys(("build", "tests", "clippy", "own_tests", "quality", "refused", "build_limit"), 0.0)
         parts |= {f"quality_{name}": 0.0 for name in self.options.of_scores()}
         if "package" not in example.fields:  # a row of the data, as --completions gives it
-            read = read_row(example.fields, self.options.unsafe_rows == "allowed")
+            read = read_row(example.fields)
             if isinstance(read, str):
                 raise UserError(f"the row cannot be scored: {read}")
             example = read
@@ -223,12 +218,12 @@ def silences(solution: str, given: str) -> bool:
     return any(not SILENCING.isdisjoint(tokens(mark)) and text(mark) not in given for mark in marks)
 
 
-def read_row(row: Row, allow_unsafe: bool) -> Example | str:
+def read_row(row: Row) -> Example | str:
     """The example of a row, or why it is left out. Raises UserError for one that cannot be used."""
     if any(_manifest(row).get(table) for table in ("dependencies", "dev-dependencies")):
         return f"{_name(row)} needs crates"
-    if not allow_unsafe and "unsafe" in tokens(parse(reference(row))):
-        return f"the reference of {_name(row)} is unsafe (--rust.unsafe-rows allowed)"
+    if "unsafe" in tokens(parse(reference(row))):
+        return f"the reference of {_name(row)} is unsafe"
     if "instructions" not in row and "prompt" not in row:
         raise UserError(
             f"a row of Rust problems has neither instructions nor a prompt (it has {', '.join(row)}): give "
@@ -319,8 +314,7 @@ def make(options: RustOptions, data_path: str) -> Task:
 
     def load() -> Dataset:
         working_toolchain()
-        read = functools.partial(read_row, allow_unsafe=options.unsafe_rows == "allowed")
-        (found,) = load_each(SOURCE, data_path, read).values()
+        (found,) = load_each(SOURCE, data_path, read_row).values()
         out = [each for each in found if isinstance(each, str)]
         if out:
             logger.info("rust: {} rows left out: {}", len(out), "; ".join(out))

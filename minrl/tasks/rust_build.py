@@ -28,6 +28,7 @@ from typing import NamedTuple
 from minrl.sandbox import Limits, Outcome, SandboxError, run
 from minrl.tasks.rust_quality import TEXTS, Node, attributes, before_items, field_text, parse, text, tokens, walk
 from minrl.types import UserError, require
+from minrl.utils.settings import Bounded, Count, Positive
 
 AGAIN_S = 600.0
 """Seconds after which an empty package is built again before a failed build counts as the source's fault."""
@@ -41,19 +42,19 @@ Edit = tuple[int, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildLimits:
+class BuildLimits(Bounded):
     """What building and testing one solution may take."""
 
-    build_seconds: float = 5.0
+    build_seconds: Positive = 5.0
     """Limit for each compilation of one solution, in seconds of processor time."""
-    test_seconds: float = 15.0
+    test_seconds: Positive = 15.0
     """Limit for running the tests, in seconds of processor time; by the clock twice as many."""
-    seconds: float = 120.0
+    seconds: Positive = 120.0
     """Limit for all of one solution, in seconds by the clock: what ends it on a machine that is too busy. The reward's
     deadline is later, whatever --reward-deadline-s says."""
-    build_memory_mib: int = 4096
+    build_memory_mib: Count = 4096
     """Memory (address space) for the compiler, in MiB."""
-    test_memory_mib: int = 1024
+    test_memory_mib: Count = 1024
     """Memory (address space) for the tests, in MiB."""
 
 
@@ -360,9 +361,11 @@ def constant_passes(tests: Iterable[RustTest], functions: set[str]) -> int:
 
 def _expectation(body: Node, functions: set[str]) -> Iterator[str]:
     """The words of a test's assertions, with the values of its variables, without the arguments of the functions."""
-    lets = {name: _words(value) for name, value in _lets(body).items()}
-    words = [word for node in walk(body) if field_text(node, "macro") in ASSERTIONS for word in _words(node)]
-    words = words or _words(body)
+    lets = {name: tokens(value, texts=True) for name, value in _lets(body).items()}
+    words = [
+        word for node in walk(body) if field_text(node, "macro") in ASSERTIONS for word in tokens(node, texts=True)
+    ]
+    words = words or tokens(body, texts=True)
     for _ in range(3):  # variables of variables
         words = [more for word in words for more in lets.get(word, [word])]
     depth, previous = 0, ""
@@ -372,18 +375,6 @@ def _expectation(body: Node, functions: set[str]) -> Iterator[str]:
         else:
             yield word
         previous = word
-
-
-def _words(root: Node) -> list[str]:
-    """The tokens below a node, with the text of literals."""
-    found, pending = [], [root]
-    while pending:
-        node = pending.pop()
-        if node.children and node.type not in LITERALS:
-            pending += reversed(node.children)
-        else:
-            found.append(text(node))
-    return found
 
 
 def _lets(body: Node) -> dict[str, Node]:

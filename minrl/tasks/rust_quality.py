@@ -12,15 +12,15 @@ Tests of the solution's own (`#[cfg(test)]`) are not counted.
     unsafe       1 / (1 + unsafe)
 """
 
-import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from minrl.tasks.task import weighted
 from minrl.types import UserError, require
+from minrl.utils.settings import Bound, Bounded
 
 BLOCKS = frozenset(("while_expression", "for_expression", "loop_expression", "if_expression", "match_expression"))
 ADAPTERS = frozenset([
@@ -43,6 +43,7 @@ Before = dict[int, list[Node]]
 """The attributes and comments directly before items, in order, by the id of the item's node."""
 
 TEXTS = frozenset(("string_literal", "raw_string_literal", "char_literal"))
+Weight = Annotated[float, Bound(least=0)]
 COMMENTS = frozenset(("line_comment", "block_comment"))
 
 
@@ -70,8 +71,9 @@ def walk(node: Node) -> Iterator[Node]:
         pending += reversed(node.children)
 
 
-def tokens(root: Node) -> list[str]:
-    """The tokens below the node without comments; strings and characters as `""`, raw identifiers as plain ones.
+def tokens(root: Node, *, texts: bool = False) -> list[str]:
+    """The tokens below the node without comments; strings and characters as `""` unless `texts`, raw identifiers as
+    plain ones.
 
     >>> tokens(parse('let r#x = "// no"; /* a /* b */ c */ std::io;'))
     ['let', 'x', '=', '""', ';', 'std', '::', 'io', ';']
@@ -80,7 +82,7 @@ def tokens(root: Node) -> list[str]:
     while pending:
         node = pending.pop()
         if node.type in TEXTS:
-            found.append('""')
+            found.append(text(node) if texts else '""')
         elif node.type not in COMMENTS and node.children:
             pending += reversed(node.children)
         elif node.type not in COMMENTS:
@@ -125,43 +127,33 @@ def is_public(item: Node) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QualityWeights:
+class QualityWeights(Bounded):
     """What each score counts for in the part `quality`."""
 
-    complexity_weight: float = 2.0
+    complexity_weight: Weight = 2.0
     """Weight of low cyclomatic complexity, within the quality."""
-    nesting_weight: float = 1.0
+    nesting_weight: Weight = 1.0
     """Weight of shallow control flow, within the quality."""
-    errors_weight: float = 1.0
+    errors_weight: Weight = 1.0
     """Weight of Result, Option and `?`, within the quality."""
-    docs_weight: float = 1.0
+    docs_weight: Weight = 1.0
     """Weight of documented public items, within the quality."""
-    iterators_weight: float = 1.0
+    iterators_weight: Weight = 1.0
     """Weight of iterators in place of loops, within the quality."""
-    closures_weight: float = 0.5
+    closures_weight: Weight = 0.5
     """Weight of closures, within the quality."""
-    panics_weight: float = 2.0
+    panics_weight: Weight = 2.0
     """Weight of code without unwrap, expect and panic, within the quality."""
-    unsafe_weight: float = 1.0
+    unsafe_weight: Weight = 1.0
     """Weight of code without unsafe, within the quality."""
 
     def __post_init__(self) -> None:
-        weights = self.of_scores()
-        valid = min(weights.values()) >= 0 and 0 < sum(weights.values()) < math.inf
-        require(valid, f"weights of the quality of Rust must be at least 0 and not all 0, got {weights}")
+        super().__post_init__()
+        require(sum(self.of_scores().values()) > 0, "the weights of the quality of Rust must not all be 0")
 
     def of_scores(self) -> dict[str, float]:
         """The weight of each score, by its name."""
-        return {
-            "complexity": self.complexity_weight,
-            "nesting": self.nesting_weight,
-            "errors": self.errors_weight,
-            "docs": self.docs_weight,
-            "iterators": self.iterators_weight,
-            "closures": self.closures_weight,
-            "panics": self.panics_weight,
-            "unsafe": self.unsafe_weight,
-        }
+        return {one.name.removesuffix("_weight"): getattr(self, one.name) for one in fields(QualityWeights)}
 
 
 @dataclass
@@ -180,71 +172,56 @@ class Counts:
     unsafe: int = 0
     complexities: list[int] = field(default_factory=list)
 
-    @property
-    def complexity(self) -> int:
-        """That of the worst function or macro."""
-        return max(self.complexities, default=0)
+    def branch(self, function: int, more: int) -> None:
+        """Add branches to a function or macro; those outside of any do not count."""
+        if function >= 0:
+            self.complexities[function] += more
 
-    def add(self, node: Node, place: "_Place", before: Before) -> "_Place":
-        """Count a node; the place of what is in it."""
+    def add_token(self, token: str, function: int) -> None:
+        """Tokens count in macros too, which hold no syntax."""
+        self.branch(function, token in BRANCHING)
+        self.loops += token in LOOPING
+        self.panics += token in PANICS
+        self.unsafe += token == "unsafe"
+
+    def add(self, node: Node, before: Before) -> None:
+        """Add what a node is by itself."""
         kind = node.type
-        if not node.children and kind != "string_content":
-            self._add_token(text(node), place)
-        if place.in_macro:
-            return place
-        if kind == "macro_definition" or (kind == "function_item" and node.child_by_field_name("body")):
-            self.functions += kind == "function_item"
-            self.fallible += field_text(node, "return_type").startswith(("Result", "Option"))
-            self.complexities.append(1)
-            place = _Place(len(self.complexities) - 1)
-        depth = place.depth + (kind in BLOCKS and not place.after_else)
-        self.nesting = max(self.nesting, depth)
-        if kind == "match_block":
-            self._branch(place, max(0, sum(child.type == "match_arm" for child in node.named_children) - 1))
         public = kind in DOCUMENTED and is_public(node)
         self.public_items += public
         self.documented_items += public and _documented(node, before)
         self.fallible += kind == "try_expression"
         self.adapters += kind == "call_expression" and _called(node) in ADAPTERS
         self.closures += kind == "closure_expression"
-        return _Place(place.function, depth, kind == "else_clause", kind in ("macro_definition", "token_tree"))
-
-    def _branch(self, place: "_Place", more: int) -> None:
-        if place.function >= 0:
-            self.complexities[place.function] += more
-
-    def _add_token(self, token: str, place: "_Place") -> None:
-        """Tokens count in macros too, which hold no syntax."""
-        self._branch(place, token in BRANCHING)
-        self.loops += token in LOOPING
-        self.panics += token in PANICS
-        self.unsafe += token == "unsafe"
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a node stands: in which function or macro, how deep in its control flow, after an `else`, in a macro."""
-
-    function: int = -1
-    depth: int = 0
-    after_else: bool = False
-    in_macro: bool = False
 
 
 def count(source: str) -> Counts:
     """Count in Rust source.
 
     >>> counts = count("pub fn f(x: i32) -> i32 { if x > 0 && x < 9 { 1 } else { 2 } }")
-    >>> counts.complexity, counts.nesting, counts.panics
+    >>> max(counts.complexities), counts.nesting, counts.panics
     (3, 1, 0)
     """
     counts, root = Counts(), parse(source)
-    before, pending = before_items(root), [(root, _Place())]
+    before, pending = before_items(root), [(root, -1, 0, "")]
     while pending:
-        node, place = pending.pop()
-        if not _is_test(node, before):
-            inside = counts.add(node, place, before)
-            pending += [(child, inside) for child in node.children]
+        node, function, depth, parent = pending.pop()
+        kind = node.type
+        if _is_test(node, before):
+            continue
+        if kind == "macro_definition" or (kind == "function_item" and node.child_by_field_name("body")):
+            counts.functions += kind == "function_item"
+            counts.fallible += field_text(node, "return_type").startswith(("Result", "Option"))
+            counts.complexities.append(1)
+            function = len(counts.complexities) - 1
+        depth += kind in BLOCKS and parent != "else_clause"
+        counts.nesting = max(counts.nesting, depth)
+        counts.add(node, before)
+        if kind == "match_block":
+            counts.branch(function, max(0, sum(child.type == "match_arm" for child in node.named_children) - 1))
+        if not node.children and kind != "string_content":
+            counts.add_token(text(node), function)
+        pending += [(child, function, depth, kind) for child in node.children]
     return counts
 
 
@@ -255,7 +232,7 @@ def scores(source: str) -> dict[str, float]:
         return dict.fromkeys(QualityWeights().of_scores(), 0.0)
     idioms = counts.adapters + counts.loops
     return {
-        "complexity": _falling(counts.complexity, 10, 30),
+        "complexity": _falling(max(counts.complexities), 10, 30),
         "nesting": _falling(counts.nesting, 3, 8),
         "errors": float(counts.fallible > 0 or counts.panics == 0),
         "docs": counts.documented_items / counts.public_items if counts.public_items else 0.0,

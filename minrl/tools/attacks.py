@@ -1,16 +1,16 @@
-"""The texts that attack a reward, by family: by construction none of them is worth what a right answer is.
+"""The texts that attack a reward, in one table of families: by construction none is worth what a right answer is.
 
 A text that may be right is not made. A prompt that holds its answer is not copied; several answers are put together
-only if each is one line, since two programs in one text may both be right; a right answer stands in the midst of wrong
-ones, so that a reward that reads the first or the last one reads a wrong one, and beside a single wrong one it is tried
-on both sides.
+only if each is one line, since two programs in one text may both be right; and the right answer then stands in the
+middle, so that a reward that reads the first or the last one reads a wrong one.
 """
 
+import os
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 from minrl.models.chat import text_of
@@ -19,29 +19,24 @@ from minrl.types import Example, Prompt
 
 NONSENSE = ("I do not know.", "qwz vrk plim")
 REFUSALS = ("I'm sorry, but I can't help with that.", "As an AI language model, I cannot answer.", "unknown", "N/A")
-BLANKS = (" ", "\n\n", "\t \r\n", "\u00a0\u3000")
+BLANKS = ("", " ", "\n\n", "\t \r\n", "\u00a0\u3000")
 EMPTY_FORMS = (
     *("<answer></answer>", "<answer> </answer>", "<think> </think> <answer> </answer>", "\\boxed{}", "#### "),
     *("```python\n```", "Answer:", "{}", "[]"),
 )
 TAGS = ("<think></think>", "<think>", "<answer></answer>", "\\boxed{} ", "#### ", "Answer: ", "```\n```\n")
-VALUES = ("nan", "inf", "-inf", "1e999", "True", "true", "null", "None", "{}", "[]", "*", ".*", "%", "--5")
-SCRIPTS = (
+ODD_VALUES = (
+    *("nan", "inf", "-inf", "1e999", "True", "true", "null", "None", "{}", "[]", "*", ".*", "%", "--5"),
     *("\u0664\u0665\u0666\u0667\u0668", "\uff17\uff13\uff11\uff19", "\u0967\u0968\u0969\u096a", "7\u00b2", "\u00b3"),
     *("\u00bd", "\u2167", "\u56db\u5341\u4e8c", "\u2460\u2461", "\u202e731", "7\u200b3\u200b1", "\x00", "\ufffd" * 3),
     *("\U0001f642", "e\u0301" * 50, "\u0430\u043f\u0440\u0435\u043b\u044c", "\u0661e\u0665", "\u2212"),
 )
-LOOKS = str.maketrans(
-    "0123456789aceopxyABCEHKMOPTX",
-    "\uff10\uff11\uff12\uff13\uff14\uff15\uff16\uff17\uff18\uff19\u0430\u0441\u0435\u043e\u0440\u0445\u0443"
-    "\u0410\u0412\u0421\u0415\u041d\u041a\u041c\u041e\u0420\u0422\u0425",
-)
-"""Full-width digits, and Cyrillic letters that look like Latin ones."""
+"""What float() and JSON read, digits of other scripts, invisible characters, look-alikes."""
 SUPERSCRIPTS = str.maketrans("0123456789", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
 LONG, BACKTRACKED = 100_000, 40
 """Repetitions in a long text, and in one that ends such that a pattern with nested repetitions tries 2^40 ways."""
-OF_LONG, OTHERS, MOST_CHARACTERS = 2, 3, 200
-"""Examples with long texts, other examples whose answers are tried, and characters of an answer put in a text."""
+WITH_LONG, WRONG, LINE = 2, 3, 200
+"""Examples with long texts, wrong answers tried for each example, characters of an answer that counts as a line."""
 
 
 @dataclass(frozen=True)
@@ -60,83 +55,66 @@ class Answers:
     @classmethod
     def of(cls, texts: Mapping[int, str], source: str, declared: bool) -> "Answers":
         """Answers and their form: what all begin and end with, up to a letter or digit."""
-        different, word = set(texts.values()), string.ascii_letters + string.digits
+        different, word = sorted(set(texts.values())), string.ascii_letters + string.digits
         if len(different) < 2:
             return cls(texts, source, declared)
-        prefix = _common_start(different).rstrip(word)
-        suffix = _common_start({text[len(prefix) :][::-1] for text in different}).rstrip(word)[::-1]
+        prefix = os.path.commonprefix(different).rstrip(word)  # noqa: RUF071 - texts, letter by letter
+        ends = [text[len(prefix) :][::-1] for text in different]
+        suffix = os.path.commonprefix(ends).rstrip(word)[::-1]  # noqa: RUF071
         return cls(texts, source, declared, prefix, suffix)
 
     def bare(self, number: int) -> str:
         """The answer without its form."""
         return self.texts[number][len(self.prefix) : len(self.texts[number]) - len(self.suffix)]
 
-    def formed(self, text: str) -> str:
-        """A text in the form."""
-        return f"{self.prefix}{text}{self.suffix}"
-
-
-def _common_start(texts: Collection[str]) -> str:
-    """What all texts begin with.
-
-    >>> _common_start({"#### 12", "#### 13"})
-    '#### 1'
-    """
-    first, last = min(texts), max(texts)
-    same = (place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1])
-    return first[: next(same, min(len(first), len(last)))]
-
 
 @dataclass(frozen=True)
 class Attack:
-    """A text for an example, None for a copy of what is shown. Attacks with the same `trial` are one: the reward falls
-    for them if it pays each. `others` are the examples whose answers the text holds, which are wrong here unless the
-    reward takes them. `may_be_paid`: only a failure is a fault.
-    """
+    """A text for the example of this number."""
 
-    text: str | None
-    trial: str = ""
-    others: tuple[int, ...] = ()
-    may_be_paid: bool = False
-    family: str = ""
-    number: int = 0
+    family: str
+    number: int
+    text: str
 
 
 @dataclass(frozen=True)
 class Target:
-    """An example that is attacked: its number, and its right answer without the form (None: unknown)."""
+    """An example that is attacked, with its right answer and, in random order, the numbers of wrong ones."""
 
     number: int
-    example: Example
+    prompt: Prompt
     answers: Answers
-    own: str | None
-    others: Sequence[int]
-    """Examples whose answers are others, in random order."""
+    wrong: Sequence[int]
+
+    @property
+    def own(self) -> str:
+        """The right answer without its form; empty if none is known."""
+        return self.answers.bare(self.number) if self.number in self.answers.texts else ""
 
     @property
     def has_form(self) -> bool:
         """Whether the right answers share a form."""
         return bool(self.answers.prefix.strip() or self.answers.suffix.strip())
 
+    def formed(self, text: str) -> str:
+        """A text in the form of an answer."""
+        return f"{self.answers.prefix}{text}{self.answers.suffix}"
+
 
 def attacks(examples: Sequence[Example], answers: Answers, seed: int) -> Iterator[Attack]:
     """All attacks on the examples, the right answers among them."""
     for number, example in enumerate(examples):
-        own = answers.bare(number) if number in answers.texts else None
-        different = {
-            answers.bare(other): other for other in answers.texts if _folded(answers.bare(other)) != _folded(own or "")
-        }
-        others = sorted(different.values())
-        Random(f"{seed} {example.id}").shuffle(others)
-        target = Target(number, example, answers, own, others)
+        by_text = {answers.bare(other): other for other in answers.texts}
+        own = _words(answers.bare(number)) if number in answers.texts else ""
+        wrong = sorted(other for text, other in by_text.items() if _words(text) != own)
+        Random(f"{seed} {example.id}").shuffle(wrong)
+        target = Target(number, example.prompt, answers, wrong)
         for name, family in FAMILIES.items():
-            made = family.texts(target) if family.texts and (own is not None or not family.of_answers) else ()
-            for one in made:
-                attack = one if isinstance(one, Attack) else Attack(one)
-                yield replace(attack, family=name, number=number)
+            if family.texts is not None and (number in answers.texts or not family.of_answers):
+                yield from (Attack(name, number, text) for text in dict.fromkeys(family.texts(target)))
 
 
-Texts = Iterator[str | Attack | None]
+Texts = Iterable[str]
 
 
 def shown(prompt: Prompt) -> str:
@@ -144,115 +122,86 @@ def shown(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(map(text_of, prompt))
 
 
-def _empty(target: Target) -> Texts:
-    if target.own is None or target.own.strip():
-        yield from ("", *BLANKS)
-
-
 def _nonsense(target: Target) -> Texts:
-    for text in (*NONSENSE, *REFUSALS):
-        if (target.own or "-").casefold() not in text.casefold():
-            yield text
+    return [text for text in (*NONSENSE, *REFUSALS) if (target.own or "-").casefold() not in text.casefold()]
 
 
 def _prompt(target: Target) -> Texts:
     """The prompt, its last message and an expression in it, bare and as an answer; not where it holds the answer."""
-    prompt, formed = target.example.prompt, target.answers.formed
-    whole = shown(prompt)
-    if target.own is not None and _on_a_line(target.own) in _on_a_line(whole):
-        return
+    prompt, whole = target.prompt, shown(target.prompt)
+    if target.own and " ".join(target.own.casefold().split()) in " ".join(whole.casefold().split()):
+        return []
     last = [shown(prompt[-1:])] if isinstance(prompt, list) and len(prompt) > 1 else []
     expressions = re.findall(r"[\d(][\d\s.()]*[-+*/^][-\d\s.()+*/^]*[\d)]", whole)[:1]
-    yield from dict.fromkeys([None, *last, *expressions, formed(whole), *map(formed, expressions)])
+    return [whole, *last, *expressions, target.formed(whole), *map(target.formed, expressions)]
 
 
 def _format(target: Target) -> Texts:
-    if target.own is None or re.search(r"\w", target.own):
-        formed = ["", " ", *NONSENSE, *REFUSALS] if target.has_form else []
-        yield from dict.fromkeys([*map(target.answers.formed, formed), *EMPTY_FORMS])
-
-
-def _repeated(target: Target) -> Texts:
-    for tag in TAGS:
-        yield tag * 30 + target.answers.formed(NONSENSE[1])
+    if target.own and not re.search(r"\w", target.own):
+        return []  # a right answer that nothing stands in
+    formed = ["", " ", *NONSENSE, *REFUSALS] if target.has_form else []
+    return [*map(target.formed, formed), *EMPTY_FORMS]
 
 
 def _candidates(target: Target) -> Texts:
-    answers, own = target.answers, target.own or ""
-    lines = [other for other in target.others if _is_line(answers.bare(other))]
+    answers, own = target.answers, target.own
+    lines = [number for number in target.wrong if _is_line(answers.bare(number))]
     if not _is_line(own) or len(lines) < 2:
         return
     order = (*lines[: len(lines) // 2], target.number, *lines[len(lines) // 2 :])
-    texts = [answers.formed(join.join(map(answers.bare, order))) for join in (", ", " or ", " ")]
-    texts.append("\n".join(answers.texts[other] for other in order))
+    yield from (target.formed(join.join(map(answers.bare, order))) for join in (", ", " or ", " "))
+    yield "\n".join(answers.texts[number] for number in order)
     if re.fullmatch(r"-?[0-9]{1,4}", own):
-        texts.append(answers.formed(" ".join(map(str, range(int(own) - 50, int(own) + 51)))))
-    yield from (Attack(text, others=tuple(lines)) for text in texts)
+        yield target.formed(" ".join(map(str, range(int(own) - 50, int(own) + 51))))
 
 
 def _place(target: Target) -> Texts:
-    answers, own = target.answers, target.own or ""
-    thought = after_thoughts(answers.texts[target.number]).strip() or own
-    if target.has_form:
-        yield f"<think> {thought} </think> {NONSENSE[0]}"
-    for other in target.others[:OTHERS]:
-        wrong = answers.texts[other]
-        yield Attack(f"<think> {thought} </think> {wrong}", f"thought {other}", (other,))
-        if _is_line(own) and _is_line(answers.bare(other)):
-            yield Attack(f"{own}\n{wrong}", f"beside {other}", (other,))
-            yield Attack(f"{wrong}\n{own}", f"beside {other}", (other,))
+    texts = target.answers.texts
+    thought = f"<think> {after_thoughts(texts[target.number]).strip() or target.own} </think> "
+    wrong = [texts[number] for number in target.wrong[:WRONG]]
+    return [thought + text for text in ([NONSENSE[0]] if target.has_form else []) + wrong]
 
 
 def _longer(target: Target) -> Texts:
-    own = target.own or ""
+    own = target.own
     number = re.fullmatch("[1-9][0-9]*", own)
-    forms = ("9{}9", "{}.9", "{}e3", "{}/7") if number else ("{}xyz", "xyz{}") if own.isalpha() else ()
-    yield from (Attack(target.answers.formed(form.format(own)), others=tuple(target.others[:1])) for form in forms)
+    forms = ("9{}9", "-{}", "{}.9", "{}e3", "{}/7") if number else ("{}xyz", "xyz{}") if own.isalpha() else ()
+    return [target.formed(form.format(own)) for form in forms]
 
 
 def _fragments(target: Target) -> Texts:
-    own = target.own or ""
-    if own.isalnum() and len(own) > 1:
-        parts = dict.fromkeys([own[0], own[-1], own[:-1], own[1:], own[::-1], string.digits, string.ascii_lowercase])
-        yield from (target.answers.formed(part) for part in parts if part != own and own not in part)
+    own = target.own
+    parts = (own[:1], own[-1:], own[:-1], own[1:], own[::-1], string.digits, string.ascii_lowercase)
+    known = own.isalnum() and len(own) > 1
+    return [target.formed(part) for part in parts if known and own not in part]
 
 
 def _near(target: Target) -> Texts:
-    if re.fullmatch("-?[1-9][0-9]*", target.own or ""):
-        value = int(target.own or "")
-        step = max(1, abs(value) // 20)
-        yield from (target.answers.formed(str(value + change)) for change in (step, -step))
+    if not re.fullmatch("-?[1-9][0-9]*", target.own):
+        return []
+    value = int(target.own)
+    step = max(1, abs(value) // 20)
+    return [target.formed(str(value + change)) for change in (step, -step)]
 
 
 def _code(target: Target) -> Texts:
-    yield target.answers.formed("print('evaluated')")
-    if re.fullmatch("[1-9][0-9]+", target.own or ""):
-        yield target.answers.formed(f"int('{int(target.own or ''):b}', 2)")
+    number = re.fullmatch("[1-9][0-9]+", target.own)
+    computed = [f"int('{int(target.own):b}', 2)"] if number else []
+    return map(target.formed, ["print('evaluated')", *computed])
 
 
 def _scripts(target: Target) -> Texts:
-    own, formed = target.own, target.answers.formed
-    yield from (Attack(formed(text), may_be_paid=_plain(text) == own) for text in (*SCRIPTS, *VALUES) if text != own)
-    if own is not None:
-        yield Attack(formed(own.translate(LOOKS)), may_be_paid=True)
-        if re.fullmatch(r"[1-9][0-9]+", own):
-            yield formed(own[:-1] + own[-1].translate(SUPERSCRIPTS))
+    own = target.own
+    power = [own[:-1] + own[-1].translate(SUPERSCRIPTS)] if re.fullmatch(r"[1-9][0-9]+", own) else []
+    return [target.formed(text) for text in [*(odd for odd in ODD_VALUES if own not in (odd, _plain(odd))), *power]]
 
 
 def _long(target: Target) -> Texts:
-    if target.number < OF_LONG:
+    if target.number < WITH_LONG:
         failing = [part * count + "!" for part in ("7", "a", "a ", "7,") for count in (BACKTRACKED, LONG // len(part))]
         for text in ("vrk " * LONG, "(" * LONG, *failing):
-            yield from dict.fromkeys([text, target.answers.formed(text)])
+            yield from (text, target.formed(text))
         yield from (text * LONG for text in ("<answer>", "\\boxed{"))
-
-
-def _gold(target: Target) -> Texts:
-    yield target.answers.texts[target.number]
-
-
-def _other(target: Target) -> Texts:
-    yield from (Attack(target.answers.texts[other], others=(other,)) for other in target.others[:OTHERS])
 
 
 @dataclass(frozen=True)
@@ -268,16 +217,20 @@ class Family:
 
 
 FAMILIES = {
-    "empty": Family("no text at all, and blanks", "pay nothing where nothing is said", _empty),
+    "empty": Family("no text at all, and blanks", "pay nothing where nothing is said", lambda _: BLANKS),
     "nonsense": Family("words that answer nothing, refusals", "pay for an answer, not for any text", _nonsense),
     "prompt": Family(
         "the prompt or its expression copied", "read the answer where it is asked for, as a value", _prompt
     ),
     "format": Family("the form with no answer in it", "pay less than half for the form", _format),
-    "repeated": Family("thirty tags and no answer", "pay for a part once, however often it occurs", _repeated),
+    "repeated": Family(
+        "thirty tags and no answer",
+        "pay for a part once, however often it occurs",
+        lambda target: [tag * 30 + target.formed(NONSENSE[1]) for tag in TAGS],
+    ),
     "candidates": Family("every candidate in one answer", "refuse several answers that differ", _candidates, True),
     "place": Family(
-        "the right answer in a thought, or beside a wrong one",
+        "the right answer in a thought, before a wrong one or none",
         "read one place: after_thoughts, then the last or the only marked answer",
         _place,
         True,
@@ -298,8 +251,18 @@ FAMILIES = {
         "bound the length that is read, and use patterns in linear time",
         _long,
     ),
-    "gold": Family("the right answer", "compare values, not spellings, and pay it the maximum", _gold, True),
-    "other": Family("the right answer of another example", "compare with the example's own answer", _other, True),
+    "gold": Family(
+        "the right answer",
+        "compare values, not spellings, and pay it the maximum",
+        lambda target: [target.answers.texts[target.number]],
+        True,
+    ),
+    "other": Family(
+        "the right answer of another example",
+        "compare with the example's own answer",
+        lambda target: [target.answers.texts[number] for number in target.wrong[:WRONG]],
+        True,
+    ),
     "repeatable": Family(
         "the same texts in another process, in another order, in four processes at once",
         "no random numbers, clocks, hash(), order of sets, files of a fixed name; keep nothing between calls",
@@ -311,20 +274,16 @@ FAMILIES = {
     "prints": Family("what is printed", "print nothing: return Reward(value, {'part': number}) to see parts"),
     "returns": Family("what is returned", "return a finite number or a Reward, at most its maximum, from every branch"),
 }
-"""By name, in the order of the table."""
+"""By name, in the order of the report."""
 
 
-def _on_a_line(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
-def _folded(text: str) -> str:
+def _words(text: str) -> str:
     """The words and numbers of a text."""
     return " ".join(re.findall(r"[^\W_]+", text.casefold()))
 
 
 def _is_line(text: str) -> bool:
-    return "\n" not in text and 0 < len(text.strip()) <= MOST_CHARACTERS
+    return "\n" not in text and 0 < len(text.strip()) <= LINE
 
 
 def _plain(text: str) -> str:

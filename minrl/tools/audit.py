@@ -11,27 +11,24 @@ import copy
 import functools
 import io
 import math
-import pickle
 import random
-import shutil
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from minrl.rewards.episode import Play
 from minrl.rewards.workers import NO_SECOND_RUN, Failure, Workers
 from minrl.sft.config import RewardConfig
 from minrl.tasks import Task, load_task
-from minrl.tasks.checked import MISTAKE, as_reward
+from minrl.tasks.checked import as_reward
 from minrl.tasks.custom import ForeignReward, HeldOutOptions, NotForThisRow
 from minrl.tasks.grader import Grader, Reason
-from minrl.tools.attacks import FAMILIES, NONSENSE, Answers, Attack, attacks, shown
-from minrl.types import Example, Job, Mistake, Turn, require
+from minrl.tools.attacks import FAMILIES, NONSENSE, Answers, Attack, attacks
+from minrl.types import Example, Job, Mistake, finite, require
 from minrl.utils.cli import Command
 from minrl.utils.files import write_json
 from minrl.utils.settings import Count, Grouped, Seed, meant
@@ -42,10 +39,14 @@ FORMS = ("{}", "<answer> {} </answer>", "\\boxed{{{}}}", "#### {}", "<think> </t
 """In which the fields of an example are tried as its answer."""
 AGAIN, AGAIN_FAMILIES = 16, ("gold", "nonsense", "empty", "other", "format")
 """Texts that are paid again, and their families, in this order for each example."""
+WITH_WRONG_ANSWERS = ("candidates", "place", "longer")
+"""Families that say nothing about an example for which another example's answer is right as well."""
+MAY_FAIL = ("long", "scripts")
+"""Families of texts that are there to make the reward fail."""
 FALLS_ON = 0.25
 """Share of the examples up to which texts may be paid."""
-MOST_TURNS, SHOWN, WIDTH = 1000, 30, 100
-"""Turns after which an episode is endless, characters of a text in the table, columns of the table."""
+SHOWN, WIDTH = 30, 100
+"""Characters of a text in the table, columns of the table."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -83,6 +84,21 @@ class AuditConfig(Grouped):
             require(name in FAMILIES, message)
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table. `given` and `paid` are of the first fault, else of the text that was paid most; `do` is the
+    fix, or why nothing was tried.
+    """
+
+    family: str
+    verdict: Literal["ok", "fault", "not tried"]
+    given: str = ""
+    paid: str = ""
+    do: str = ""
+    tried: int = 0
+    fell: int = 0
+
+
 def main(command: Command[AuditConfig]) -> int:
     """Audit the reward, print the table, and write the findings."""
     config, options = command.config, command.options
@@ -90,8 +106,9 @@ def main(command: Command[AuditConfig]) -> int:
     if isinstance(options.get(key), HeldOutOptions):  # nothing is trained here: all rows may be attacked
         options = {**options, key: replace(options[key], held_out_share=1.0)}  # type: ignore[type-var]
     task = load_task(config.reward.task, options, config.reward.data_path)
-    several = bool(config.gold_column and task.episode)
-    require(not several, "--gold-column: a task of several turns has no single right text")
+    require(task.reward is not None, f"{key} is played over several turns: no single text of it can be paid")
+    reads_tokens = isinstance(task.reward, ForeignReward) and task.reward.reads_tokens
+    require(not reads_tokens, f"{key} reads completion_ids, which the audit's texts do not have")
     for note in task.notes():  # before the workers start: they have the walls that it finds
         sys.stderr.write(f"{config.reward.task}: {note}\n")
     findings, answers = audit(task, config)
@@ -110,40 +127,17 @@ def main(command: Command[AuditConfig]) -> int:
     return int(bool(faults))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A row of the table. `given` and `paid` are of the first fault, else of the text that was paid most; `do` is the
-    fix, or why nothing was tried.
-    """
-
-    family: str
-    verdict: Literal["ok", "fault", "not tried"]
-    given: str = ""
-    paid: str = ""
-    do: str = ""
-    tried: int = 0
-    fell: int = 0
-
-
 def table(findings: Sequence[Finding]) -> Iterator[str]:
     """A line for each family, with a further one for what to do."""
-    width = min(WIDTH, max(80, shutil.get_terminal_size((WIDTH, 24)).columns))
-
-    def wrapped(text: str, head: str) -> list[str]:
-        return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head)) or [head.rstrip()]
-
     yield f"{'family':<11} {'verdict':<9} {'tried':>5}  {'given':<{SHOWN}}  paid"
     for one in findings:
-        head = f"{one.family:<11} {one.verdict.upper() if one.verdict == 'fault' else one.verdict:<9} "
-        if one.verdict == "not tried":
-            yield from wrapped(one.do, head)
-            continue
-        text = one_line(one.given.replace("\n", "\\n")) if one.given.strip() else repr(one.given)[1:-1]
-        text = text if len(text) <= SHOWN - 2 else f"{text[: SHOWN - 14]} ... {text[-7:]}"
-        quoted = f'"{text}"' if one.given or one.paid else ""
-        yield from wrapped(one_line(one.paid), f"{head}{one.tried:>5}  {quoted:<{SHOWN}}  ")
-        if one.verdict == "fault":
-            yield from wrapped(f"{FAMILIES[one.family].tries}: {one.do}", " " * 12)
+        verdict = one.verdict.upper() if one.verdict == "fault" else one.verdict
+        text = repr(one.given) if one.paid else ""
+        text = text if len(text) <= SHOWN else f"{text[: SHOWN - 12]} ... {text[-7:]}"
+        line = f"{one.family:<11} {verdict:<9} {one.tried:>5}  {text:<{SHOWN}}  {one_line(one.paid)}"
+        note = f"{FAMILIES[one.family].tries}: {one.do}" if one.verdict == "fault" else one.do
+        yield from textwrap.wrap(line.rstrip(), WIDTH, subsequent_indent=" " * 12)
+        yield from textwrap.wrap(note, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
 
 
 # What the reward pays, and how it fails
@@ -151,167 +145,119 @@ def table(findings: Sequence[Finding]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Paid:
-    """What was paid. `failure`: the family of what the task's code did wrong. `skipped`: why nothing was paid, None of
-    TRL's form or an opponent that is not here.
+    """What was paid, or `why` there is no value: by a `failure`, of the family that is called so, or by None of TRL's
+    form.
     """
 
-    value: float = 0.0
+    value: float | None = None
     solved: bool = False
     maximum: float = 1.0
     failure: str = ""
-    skipped: str = ""
-    reason: str = ""
+    why: str = ""
     printed: str = ""
 
-    @property
-    def is_paid(self) -> bool:
-        """Whether the text has a value."""
-        return not (self.failure or self.skipped)
-
-    @property
-    def outcome(self) -> tuple[str, str, float]:
-        """What two calls must agree in."""
-        return self.failure, self.skipped, self.value
-
     def __str__(self) -> str:
-        return self.reason or self.skipped or f"{self.value:g}{' (full)' if self.solved else ''}"
+        return self.why if self.value is None else f"{self.value:g}{' (full)' if self.solved else ''}"
 
 
 Result = tuple[Attack, Paid]
 
 
-def pay(task: Task, asked: Sequence[tuple[Example, str | None]], workers: Workers) -> list[Paid]:
-    """What the task pays for each text. None stands for a copy of what the policy is shown, turn by turn."""
-    if task.episode is not None:
-        return _played(task, asked, workers)
-    assert task.reward is not None
-    grader = Grader(functools.partial(_attempt, task.reward), _broken, task.warm, task.seconds)
-    here = task.cheap and not _picklable(grader)  # a run calls it here too
-    texts = [(shown(example.prompt) if text is None else text, example) for example, text in asked]
-    return [_unless_failed(result) for result in workers.run([Job(grader, each, cheap=here) for each in texts])]
+class Payer:
+    """Pays attacks on the examples of a task, in workers."""
 
+    def __init__(self, task: Task, examples: Sequence[Example], deadline_s: float) -> None:
+        self.task, self.examples, self.deadline_s = task, examples, deadline_s
 
-def _pay_together(task: Task, asked: Sequence[tuple[Example, str]], workers: Workers) -> list[Paid]:
-    """What a function of TRL's form pays for the texts in one call."""
-    assert isinstance(task.reward, ForeignReward)
-    texts, examples = [text for _, text in asked], [example for example, _ in asked]
-    (result,) = workers.run([Job(Grader(task.reward.together, _broken), (texts, examples))])
-    if isinstance(result, Failure | Paid):
-        return [_unless_failed(result)] * len(asked)
-    return [Paid(skipped="None") if one is None else Paid(float(one)) for one in result]
+    def pay(self, planned: Sequence[Attack], count: int) -> list[Result]:
+        """What the task pays for each, in so many workers (0: one per core)."""
+        with closing(Workers(count, self.deadline_s)) as workers:
+            assert self.task.reward is not None
+            grader = Grader(functools.partial(_attempt, self.task.reward), _broken, self.task.warm, self.task.seconds)
+            jobs = [Job(grader, (one.text, self.examples[one.number])) for one in planned]
+            return list(zip(planned, map(_unless_failed, workers.run(jobs)), strict=True))
+
+    def pay_together(self, planned: Sequence[Attack]) -> list[Result]:
+        """What a function of TRL's form pays for all in one call."""
+        assert isinstance(self.task.reward, ForeignReward)
+        texts, examples = [one.text for one in planned], [self.examples[one.number] for one in planned]
+        with closing(Workers(1, self.deadline_s)) as workers:
+            (result,) = workers.run([Job(Grader(self.task.reward.together, _broken), (texts, examples))])
+        if isinstance(result, Failure | Paid):
+            return [(one, _unless_failed(result)) for one in planned]
+        return list(zip(planned, map(_of_batch, result), strict=True))
 
 
 def _broken(reason: Reason) -> Paid:
     """The result of a reward whose worker was lost."""
     why = {"timeout": "no reward within the deadline", "memory": "out of memory, or too deep a recursion"}
     failure = "slow" if reason == "timeout" else "crash"
-    return Paid(failure=failure, reason=why.get(reason, "the process of the reward ended"))
+    return Paid(failure=failure, why=why.get(reason, "the process of the reward ended"))
 
 
 def _attempt(reward: Callable[[str, Example], Any], completion: str, example: Example) -> Paid:
     """Call a reward, and tell apart what it does wrong. Runs in a worker."""
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(printed):
-        paid = _called(reward, completion, copy.deepcopy(example))
+        try:
+            given = as_reward(reward(completion, copy.deepcopy(example)))
+            paid = Paid(given.value, given.solved, given.maximum)
+        except (MemoryError, RecursionError):
+            raise  # the grader knows these
+        except NotForThisRow:
+            paid = Paid(why="None")
+        except Mistake as error:
+            paid = Paid(failure="returns", why=_last_line(str(error)))
+        except (Exception, SystemExit) as error:  # the task's own code
+            paid = Paid(failure="raises", why=_last_line(f"{type(error).__name__}: {error}"))
     return replace(paid, printed=printed.getvalue().strip()[:200])
 
 
-def _called(reward: Callable[[str, Example], Any], completion: str, example: Example) -> Paid:
+def _of_batch(value: Any) -> Paid:  # noqa: ANN401 - a task's code may return anything
     try:
-        given = reward(completion, example)
-        paid = as_reward(given)
-    except (MemoryError, RecursionError):
-        raise  # the grader knows these
-    except NotForThisRow:
-        return Paid(skipped="None")
+        return Paid(why="None") if value is None else Paid(finite("a reward", value))
     except Mistake as error:
-        return Paid(failure="returns", reason=one_line(str(error))[:200])
-    except (Exception, SystemExit) as error:  # the task's own code
-        return Paid(failure="raises", reason=one_line(f"{type(error).__name__}: {error}")[:200])
-    return Paid(paid.value, paid.solved, paid.maximum)
+        return Paid(failure="returns", why=_last_line(str(error)))
 
 
 def _unless_failed(result: Paid | Failure) -> Paid:
     if isinstance(result, Paid):
         return result
-    failure = "slow" if result.reason == NO_SECOND_RUN else "raises"
-    return Paid(failure=failure, reason=one_line(result.reason.strip().splitlines()[-1])[:200])
+    return Paid(failure="slow" if result.reason == NO_SECOND_RUN else "raises", why=_last_line(result.reason))
 
 
-def _picklable(grader: Grader) -> bool:
-    try:
-        return bool(pickle.dumps(grader))
-    except Exception:  # a task's objects may raise anything
-        return False
-
-
-def _played(task: Task, asked: Sequence[tuple[Example, str | None]], workers: Workers) -> list[Paid]:
-    """Play all episodes together, with the same text in every turn: each round runs the jobs that are due."""
-    plays = [Play(task, example, random.Random(0)) for example, _ in asked]
-    ends: dict[int, Paid] = {}
-    due: dict[int, Any] = dict.fromkeys(range(len(plays)))
-    for _ in range(MOST_TURNS):
-        jobs, answers = dict[int, Job](), dict[int, str]()
-        for number, value in due.items():
-            plays[number].advance(value)
-            pending, text = plays[number].pending, asked[number][1]
-            if isinstance(pending, Turn) and pending.frozen:
-                ends[number] = Paid(skipped="it is played against a model that is not here")
-                plays[number].fail(ends[number].skipped)
-            elif isinstance(pending, Job):
-                jobs[number] = pending
-            elif isinstance(pending, Turn):
-                answers[number] = shown(pending.message) if text is None else text
-        due = answers | dict(zip(jobs, workers.run(list(jobs.values())), strict=True))
-        if not due:
-            break
-    ends |= {number: Paid(failure="slow", reason=f"no end after {MOST_TURNS} turns") for number in due}
-    return [ends.get(n) or _end(play) for n, play in enumerate(plays)]
-
-
-def _end(play: Play) -> Paid:
-    """What a finished episode paid. Where several roles played, the least: what one wins, another may lose."""
-    if play.problem is not None:
-        failure = "returns" if play.problem.startswith(MISTAKE) else "raises"
-        return Paid(failure=failure, reason=one_line(play.problem.strip().splitlines()[-1])[:200])
-    least = min(play.rewards.values(), key=lambda reward: reward.value)
-    return Paid(least.value, least.solved, least.maximum)
+def _last_line(text: str) -> str:
+    return one_line(text.strip().splitlines()[-1])[:200]
 
 
 # Right answers
 
 
-def find_answers(task: Task, examples: Sequence[Example], config: AuditConfig, workers: Workers) -> Answers:
+def find_answers(payer: Payer, config: AuditConfig) -> Answers:
     """The answers in the column that the user names, else those that the task says, else those that are found: a
     demonstration or a field of the example in a usual form that is paid in full where nonsense is not.
     """
-    column = config.gold_column
-    for example in examples if column else ():
-        have = ", ".join(example.fields)
-        require(column in example.fields, f"--gold-column {column}: no such field; the examples have {have}")
+    column, task, examples = config.gold_column, payer.task, payer.examples
     if column:
         texts = {number: str(example[column]) for number, example in enumerate(examples)}
         return Answers.of(texts, f"--gold-column {column}", True)
-    if task.episode is not None:
-        return Answers()
     for name, says in (("solution", task.solution), ("shortest_answer", task.shortest_answer)):
         said = {number: text for number, one in enumerate(examples) if says is not None and (text := says(one))}
         if said:
             return Answers.of(said, f"the task's {name}", True)
-    tried = [(number, text) for number, one in enumerate(examples) for text in _guesses(task, one, config.seed)]
-    paid = pay(task, [(examples[number], text) for number, text in tried], workers)
-    full = [pair for pair, one in zip(tried, paid, strict=True) if one.is_paid and one.solved]
-    given_away = {number for number, text in full if text in NONSENSE}
-    found = {number: text for number, text in reversed(full) if number not in given_away}
+    guesses = [Attack("", n, text) for n, one in enumerate(examples) for text in _guesses(task, one, config.seed)]
+    paid = payer.pay(guesses, config.reward.reward_workers)
+    full = [one for one, paid in paid if paid.value is not None and paid.solved]
+    given_away = {one.number for one in full if one.text in NONSENSE}
+    found = {one.number: one.text for one in reversed(full) if one.number not in given_away}
     return Answers.of(found, "found by trying" if found else "", False)
 
 
 def _guesses(task: Task, example: Example, seed: int) -> Sequence[str]:
     demonstrations = task.demonstrations or (lambda *_: None)
     said = [demonstrations(example, random.Random(f"{seed} {number} {example.id}")) for number in range(8)]
-    values = [
-        one for one in example.fields.values() if isinstance(one, str | int | float) and 0 < len(str(one)) <= 10_000
-    ]
+    fields = [value for value in example.fields.values() if isinstance(value, str | int | float)]
+    values = [value for value in fields if 0 < len(str(value)) <= 10_000]
     texts = [*(one for one in said if isinstance(one, str)), *(form.format(one) for one in values for form in FORMS)]
     return list(dict.fromkeys([*texts, *NONSENSE]))
 
@@ -321,97 +267,66 @@ def _guesses(task: Task, example: Example, seed: int) -> Sequence[str]:
 
 def audit(task: Task, config: AuditConfig) -> tuple[list[Finding], Answers]:
     """A finding for each family that is not left out, and the right answers that were used."""
-    examples, deadline_s = chosen(task, config), config.reward.reward_deadline_s
-    with closing(Workers(config.reward.reward_workers, deadline_s)) as workers:
-        first = [Attack(NONSENSE[0], family="nonsense", number=number) for number in range(min(2, len(examples)))]
-        tried = _paid(task, examples, first, workers)
-        if all(paid.failure for _, paid in tried):
-            why = "the reward fails for ordinary text: fix that first"
-            found = {name: Finding(name, "not tried", do=why) for name in FAMILIES}
-            found[tried[0][1].failure] = fault(tried[0][1].failure, tried, len(tried))
-            return [found[name] for name in FAMILIES if name not in config.leave_out], Answers()
-        answers = find_answers(task, examples, config, workers)
-        left_out = {*config.leave_out} - {"nonsense", "gold", "other"}  # by which the others are judged
-        planned = [one for one in attacks(examples, answers, config.seed) if one.family not in left_out]
-        judge = Judge(_paid(task, examples, planned, workers), answers, not isinstance(task.reward, ForeignReward))
-    findings = {name: judge.finding(name) for name in FAMILIES if name not in config.leave_out}
-    repeated = sorted(
-        (one for one, paid in judge.results if one.family in AGAIN_FAMILIES and not paid.failure),
-        key=lambda one: (one.number, AGAIN_FAMILIES.index(one.family)),
-    )[:AGAIN]
-    findings |= {one.family: one for one in _again(task, examples, repeated, deadline_s) if one.family in findings}
-    if task.episode is not None and "prints" in findings:
-        why = "an episode is played in the program's own process, which shows what it prints"
-        findings["prints"] = Finding("prints", "not tried", do=why)
-    return list(findings.values()), answers
+    rows = list(task.dataset.train)
+    rows += list(task.dataset.held_out) if len(rows) < config.examples else []
+    if column := config.gold_column:
+        have = ", ".join(dict.fromkeys(name for row in rows for name in row.fields))
+        rows = [row for row in rows if row.fields.get(column) is not None]
+        require(bool(rows), f"--gold-column {column}: no such field; the examples have {have}")
+    examples = random.Random(config.seed).sample(rows, min(config.examples, len(rows)))
+    payer = Payer(task, examples, config.reward.reward_deadline_s)
+    first = [Attack("nonsense", number, NONSENSE[0]) for number in range(min(2, len(examples)))]
+    tried = payer.pay(first, config.reward.reward_workers)
+    if all(paid.failure for _, paid in tried):  # each further text would take the deadline
+        return [fault(tried[0][1].failure, tried, len(tried))], Answers()
+    answers = find_answers(payer, config)
+    left_out = {*config.leave_out} - {"nonsense", "gold", "other"}  # by which the others are judged
+    planned = [one for one in attacks(examples, answers, config.seed) if one.family not in left_out]
+    results = payer.pay(planned, config.reward.reward_workers)
+    unpaid = all(paid.value is None and not paid.failure for _, paid in results)
+    require(not unpaid, "the reward returns None for every text: it applies to none of these rows")
+    judge = Judge(results, answers, not isinstance(task.reward, ForeignReward))
+    found = {name: judge.finding(name) for name in FAMILIES} | _paid_again(payer, results)
+    return [found[name] for name in FAMILIES if name not in config.leave_out], answers
 
 
-def chosen(task: Task, config: AuditConfig) -> list[Example]:
-    """Examples of the training split, of the held-out one too where there are too few."""
-    found = list(task.dataset.train)
-    found += list(task.dataset.held_out) if len(found) < config.examples else []
-    return random.Random(config.seed).sample(found, min(config.examples, len(found)))
-
-
-def _paid(task: Task, examples: Sequence[Example], planned: Sequence[Attack], workers: Workers) -> list[Result]:
-    asked = [(examples[attack.number], attack.text) for attack in planned]
-    return list(zip(planned, pay(task, asked, workers), strict=True))
-
-
-def _again(task: Task, examples: Sequence[Example], texts: Sequence[Attack], deadline_s: float) -> Iterator[Finding]:
-    """The same texts in other processes and orders, and together."""
-
-    def run(planned: Sequence[Attack], count: int) -> list[Paid]:
-        with closing(Workers(count, deadline_s)) as own:
-            return [paid for _, paid in _paid(task, examples, planned, own)]
-
-    def compared(name: str, how: str, one: Sequence[Paid], other: Sequence[Paid]) -> Finding:
-        differ = [(a, b, text) for a, b, text in zip(one, other, texts, strict=False) if a.outcome != b.outcome]
-        if not differ:
-            return Finding(name, "ok", tried=len(texts))
-        (before, after, text), *_ = differ
-        return Finding(
-            name, "fault", text.text or "", f"{before}, {how} {after}", FAMILIES[name].fix, len(texts), len(differ)
-        )
-
+def _paid_again(payer: Payer, results: Sequence[Result]) -> dict[str, Finding]:
+    """The findings on the same texts in other processes and orders, and together."""
+    own = [one for one, paid in results if one.family in AGAIN_FAMILIES and not paid.failure]
+    texts = sorted(own, key=lambda one: (one.number, AGAIN_FAMILIES.index(one.family)))[:AGAIN]
     if not texts:
         why = "no text was paid that could be paid again"
-        yield from (Finding(name, "not tried", do=why) for name in ("repeatable", "batch"))
-        return
-    twice = [*texts, *texts]
-    first = run(twice, 1)
-    ways = {
-        "again": lambda: first[len(texts) :],
-        "in another process": lambda: run(texts, 1),
-        "in another order": lambda: run(texts[::-1], 1)[::-1],
-        "in four processes at once": lambda: run(twice, 4),
-    }
-    for how, way in ways.items():
-        finding = compared("repeatable", how, first, way())
-        if finding.verdict == "fault":
-            break
-    yield finding
-    batches = isinstance(task.reward, ForeignReward) and task.reward.takes_batches
-    if not batches or finding.verdict == "fault":
-        why = "see repeatable" if finding.verdict == "fault" else "the reward is called with one completion at a time"
-        yield Finding("batch", "not tried", do=why)
-        return
-    names = examples[texts[0].number].fields.keys()
-    texts = [text for text in texts if examples[text.number].fields.keys() == names]
-    with closing(Workers(1, deadline_s)) as own:
-        together = _pay_together(task, [(examples[one.number], one.text or "") for one in texts], own)
-    yield compared("batch", "among others", run(texts, 1), together)
+        return {name: Finding(name, "not tried", do=why) for name in ("repeatable", "batch")}
+    one_by_one = payer.pay([*texts, *texts[::-1]], 1)
+    found = {"repeatable": _compared("repeatable", [*one_by_one, *payer.pay([*texts, *texts], 4)], len(texts))}
+    if not (isinstance(payer.task.reward, ForeignReward) and payer.task.reward.takes_batches):
+        found["batch"] = Finding("batch", "not tried", do="the reward is called with one completion at a time")
+    elif found["repeatable"].verdict == "fault":
+        found["batch"] = Finding("batch", "not tried", do="see repeatable")
+    else:
+        columns = payer.examples[texts[0].number].fields.keys()
+        alike = [one for one in texts if payer.examples[one.number].fields.keys() == columns]
+        found["batch"] = _compared("batch", [*one_by_one, *payer.pay_together(alike)], len(alike))
+    return found
+
+
+def _compared(name: str, results: Sequence[Result], tried: int) -> Finding:
+    """Whether equal texts were paid alike."""
+    first = dict(reversed(results))
+    differ = [
+        (one, paid) for one, paid in results if (first[one].failure, first[one].value) != (paid.failure, paid.value)
+    ]
+    if not differ:
+        return Finding(name, "ok", tried=tried)
+    (one, after), *_ = differ
+    return Finding(name, "fault", one.text, f"{first[one]}, then {after}", FAMILIES[name].fix, tried, len(differ))
 
 
 def fault(name: str, fallen: Sequence[Result], tried: int) -> Finding:
     """A finding that begins with the shortest of the texts that the reward falls for."""
-    attack, paid = min(fallen, key=lambda one: (one[0].text is None, len(one[0].text or "")))
+    attack, paid = min(fallen, key=lambda one: len(one[0].text))
     said = f"printed: {paid.printed}" if name == "prints" else str(paid)
-    return Finding(name, "fault", _given(attack), said, FAMILIES[name].fix, tried, len(fallen))
-
-
-def _given(attack: Attack) -> str:
-    return "(what the policy is shown)" if attack.text is None else attack.text
+    return Finding(name, "fault", attack.text, said, FAMILIES[name].fix, tried, len(fallen))
 
 
 class Judge:
@@ -422,67 +337,58 @@ class Judge:
 
     def __init__(self, results: Sequence[Result], answers: Answers, names_maximum: bool = True) -> None:
         self.results, self._answers, self._names_maximum = results, answers, names_maximum
-        self._gold = {one.number: paid for one, paid in results if one.family == "gold" and paid.is_paid}
-        self._nothing, self._most = dict[int, float](), dict[int, float]()
-        for attack, paid in results:
-            if paid.is_paid:
-                self._most[attack.number] = max(paid.value, self._most.get(attack.number, paid.value))
-            if paid.is_paid and attack.family == "nonsense":
-                self._nothing[attack.number] = min(paid.value, self._nothing.get(attack.number, paid.value))
-        self._taken = {(a.number, a.others[0]) for a, paid in results if a.family == "other" and self._unduly(a, paid)}
+        self._paid = defaultdict[tuple[int, str], list[float]](list)
+        """What was paid for an example, by family; under no name all."""
+        for one, paid in results:
+            for family in (one.family, "") if paid.value is not None else ():
+                self._paid[one.number, family].append(paid.value or 0.0)
+        self._several = {one.number for one, paid in results if one.family == "other" and self._unduly(one, paid)}
 
     def _unduly(self, attack: Attack, paid: Paid) -> bool:
         """Whether a text that is not right is paid as if it were."""
-        if not paid.is_paid or attack.may_be_paid:
+        if paid.value is None:
             return False
-        nothing, gold = self._nothing.get(attack.number, min(0.0, paid.value)), self._gold.get(attack.number)
-        most = gold.value if gold is not None and gold.value > nothing else paid.maximum
-        return (gold is None and paid.solved) or paid.value > nothing + max(0.0, most - nothing) / 2
+        nothing, gold = min(self._nothing(attack), paid.value), self._paid[attack.number, "gold"]
+        most = gold[0] if gold and gold[0] > nothing else paid.maximum
+        return (not gold and paid.solved) or paid.value > nothing + max(0.0, most - nothing) / 2
 
     def _in_full(self, attack: Attack, paid: Paid) -> bool:
-        if self._names_maximum or not paid.is_paid:
-            return paid.solved or bool(paid.skipped)
-        return self._nothing.get(attack.number, -math.inf) < paid.value >= self._most[attack.number]
+        if paid.value is None:
+            return not paid.failure
+        if self._names_maximum:
+            return paid.solved
+        return self._nothing(attack) < paid.value == max(self._paid[attack.number, ""])
+
+    def _nothing(self, attack: Attack) -> float:
+        return min(self._paid[attack.number, "nonsense"], default=0.0)
 
     def finding(self, name: str) -> Finding:
         """The finding of a family."""
         family = FAMILIES[name]
         if family.texts is None:
-            own = [
-                (a, paid) for a, paid in self.results if a.family not in ("long", "scripts")
-            ]  # there to make it fail
-            failed = [(a, paid) for a, paid in own if (paid.printed if name == "prints" else paid.failure == name)]
+            own = [(one, paid) for one, paid in self.results if one.family not in MAY_FAIL]
+            failed = [(one, paid) for one, paid in own if (paid.printed if name == "prints" else paid.failure == name)]
             return fault(name, failed, len(own)) if failed else Finding(name, "ok", tried=len(own))
-        found = [(attack, paid) for attack, paid in self.results if attack.family == name]
-        failed = [(attack, paid) for attack, paid in found if paid.failure]
-        why = ""
-        if family.of_answers and not self._answers.texts:
-            why = "no right answer is known: name a field with --gold-column, or give the task a `solution`"
-        elif not found:
-            why = "its answers have no such texts, or these may be right"
-        elif name in ("other", "near") and not self._answers.declared:
-            why = "its answers were found by trying, and others may be right as well: declare them as for `gold`"
-        elif all(paid.skipped or paid.failure for _, paid in found) and not (failed and name in ("long", "scripts")):
-            why = str(found[0][1])
-        if why:
+        found = [(one, paid) for one, paid in self.results if one.family == name]
+        failed = [(one, paid) for one, paid in found if paid.failure]
+        if name in MAY_FAIL and failed:
+            return fault(name, failed, len(found))
+        if why := self._why_not_tried(name, found):
             return Finding(name, "not tried", do=why)
-        fallen = [trial[0] for trial in self._trials(found) if all(self._unduly(*one) for one in trial)]
-        enough = len({attack.number for attack, _ in fallen}) > FALLS_ON * len({attack.number for attack, _ in found})
-        if name == "gold":
-            fallen = [(attack, paid) for attack, paid in found if not self._in_full(attack, paid)]
-            enough = bool(fallen)
-        if name in ("long", "scripts") and failed:
-            fallen, enough = failed, True
-        if enough:
+        judged = [one for one in found if name not in WITH_WRONG_ANSWERS or one[0].number not in self._several]
+        fallen = [one for one in judged if (not self._in_full(*one) if name == "gold" else self._unduly(*one))]
+        most = 0 if name == "gold" else FALLS_ON * len({attack.number for attack, _ in found})
+        if len({attack.number for attack, _ in fallen}) > most:
             return fault(name, fallen, len(found))
-        attack, paid = max(found, key=lambda one: (one[1].is_paid, one[1].value))
-        return Finding(name, "ok", _given(attack), str(paid), tried=len(found), fell=len(fallen))
+        attack, paid = max(found, key=lambda one: -math.inf if one[1].value is None else one[1].value)
+        return Finding(name, "ok", attack.text, str(paid), tried=len(found), fell=len(fallen))
 
-    def _trials(self, found: Sequence[Result]) -> Iterator[list[Result]]:
-        """The results that belong together, without those that hold another right answer."""
-        trials: Mapping[object, list[Result]] = defaultdict(list)
-        for place, (attack, paid) in enumerate(found):
-            taken = attack.family != "other" and any((attack.number, other) in self._taken for other in attack.others)
-            if not taken:
-                trials[(attack.number, attack.trial) if attack.trial else place].append((attack, paid))
-        yield from trials.values()
+    def _why_not_tried(self, name: str, found: Sequence[Result]) -> str:
+        """Why the texts of a family say nothing; empty where they do."""
+        if FAMILIES[name].of_answers and not self._answers.texts:
+            return "no right answer is known: name a field with --gold-column, or give the task a `solution`"
+        if not found:
+            return "its answers have no such texts, or these may be right"
+        if name in ("other", "near") and not self._answers.declared:
+            return "its answers were found by trying, and others may be right as well: declare them as for `gold`"
+        return str(found[0][1]) if all(paid.value is None for _, paid in found) else ""

@@ -1,7 +1,7 @@
-"""Train over a grid of settings, a list of seeds or both, and report on all runs side by side.
+"""Train over a grid of settings, and report on all runs side by side.
 
-All runs are checked before the first one starts. The same command again leaves out what is complete and resumes what is
-not.
+The file is one of --config, in which lists are the values to try. All runs are checked before the first one starts. The
+same command again leaves out what is complete and resumes what is not.
 """
 
 import itertools
@@ -28,21 +28,22 @@ from minrl.report.runs import REPORTS, read_ends, read_run
 from minrl.run.defaults import part, with_defaults
 from minrl.run.folder import RunFolder
 from minrl.types import UserError, require
-from minrl.utils.cli import Command, parse, read_config_file, to_dict, unknown
-from minrl.utils.files import LOCK, holder, lock
+from minrl.utils.cli import Command, parse, read_config_file, to_dict
 from minrl.utils.processor import own_cores
 from minrl.utils.settings import Bounded, Count
 from minrl.utils.signals import answered, die_with_parent, exit_status
 
 TRAINER = (sys.executable, "-m", "minrl", "train")
+Place = tuple[Sequence[int], str]
+"""An equal share of the cores, and where there are GPUs one of them, as CUDA_VISIBLE_DEVICES names it."""
 OWN = ("run_name", "resume", "preflight_only", "config")
 """Settings that a sweep gives its runs, or that would keep them from running."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(Bounded):
-    """Train over a grid of settings, a list of seeds or both, and report on all runs. The file holds the `task` and the
-    `flags` that all runs share, a `grid` with lists of values for some settings, and `seeds`.
+    """Train over a grid of settings, and report on all runs. The file is as of --config, with a list of values for each
+    setting that varies, such as `seed: [0, 1, 2]`.
 
     python -m minrl sweep docs/algorithms.yaml
     python -m minrl sweep docs/algorithms.yaml --at-once 2
@@ -83,35 +84,29 @@ class Planned:
             return "new"
         options = {task: with_absolute_paths(own) for task, own in self.options.items()}
         given = to_dict(with_absolute_paths(self.settings), options)
-        usual = {**to_dict(with_absolute_paths(TrainerConfig()), {}), "tasks": given["tasks"]}  # of newer settings
         free = ("resume", "runs_dir", "checkpoints_dir", "quiet")
-        same = all(run.config.get(name, usual[name]) == value for name, value in given.items() if name not in free)
+        same = all(run.config.get(name, value) == value for name, value in given.items() if name not in free)
         return "complete" if same and run.summary else "begun"
 
 
 def read_plan(path: Path) -> list[Planned]:
     """The runs of a file, seed by seed. Raises `UserError` in one line on what no run could be made of."""
     content = read_config_file(path)
+    settings = {str(name).replace("-", "_"): value for name, value in content.items()}
     try:
-        for key in content.keys() - {"task", "flags", "grid", "seeds"}:
-            raise unknown(f"key {key!r} of a sweep", str(key), ("task", "flags", "grid", "seeds"))
-        flags, grid, seeds = (content.get(key) or {} for key in ("flags", "grid", "seeds"))
-        require(isinstance(flags, dict), f"flags must hold settings by name, such as {{steps: 30}}, got {flags!r:.80}")
-        lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
-        require(lists, f"grid must hold a list for each setting, such as {{kl_coef: [0, 0.1]}}, got {grid!r:.80}")
-        require(not seeds or isinstance(seeds, list), f"seeds must be a list, such as [0, 1, 2], got {seeds!r:.80}")
-        require(bool(grid or seeds), "it has no grid and no seeds, so it would be one run, for which train is there")
-        common = {**({"task": content["task"]} if "task" in content else {}), **flags}
-        varied = {**({"seed": seeds} if seeds else {}), **grid}
-        given = [*common, *varied, *(["task"] if {"task"} <= content.keys() & flags.keys() else [])]
-        for name, count in Counter(str(one).replace("-", "_") for one in given).items():
-            require(count == 1, f"{name} is set in two places: leave one of them out")
-            require(name not in OWN, f"{name} is the sweep's own: leave it out")
-        require("runs_dir" not in grid, "runs_dir is of all runs: set it under flags")
-        cells = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
-        planned = [_planned(sweep_name(path), {**common, **own}, list(own)) for own in cells]
+        require(len(settings) == len(content), "a setting is given twice, with - and with _")
+        for name in OWN:
+            require(name not in settings, f"{name} is the sweep's own: leave it out")
+        require(not isinstance(settings.get("runs_dir"), list), "runs_dir is of all runs: give one")
+        lists = {name: value for name, value in settings.items() if isinstance(value, list)}
+        require(bool(lists) and all(lists.values()), "no run: give lists of values, as in `seed: [0, 1, 2]`")
+        names = sorted(lists, key=lambda name: name != "seed")  # the runs of a seed follow one another
+        cells = [
+            dict(zip(names, values, strict=True)) for values in itertools.product(*[lists[name] for name in names])
+        ]
+        planned = [_planned(sweep_name(path), {**settings, **own}, names) for own in cells]
         for name, count in Counter(run.name for run in planned).items():
-            require(count == 1, f"two runs would be {name}: leave out a value that is listed more than once")
+            require(count == 1, f"two runs would be {name}: list each value once; of a path the last part is the name")
         return planned
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -130,7 +125,7 @@ def _planned(sweep: str, given: Mapping[str, Any], varied: Sequence[str]) -> Pla
         command = with_defaults(parse(TrainerConfig, ["--config", file.name]))
     values = to_dict(command.config, command.options)
     values |= {f"{task}.{name}": value for task, own in values.pop("tasks").items() for name, value in own.items()}
-    parts = [part(name, values[name]) for name in (one.replace("-", "_") for one in varied) if name != "seed"]
+    parts = [part(name, values[name]) for name in varied if name != "seed"]
     name = "-".join([sweep, *parts, f"seed{command.config.seed}"])
     return Planned(name, given, command.config.with_settings(run_name=name), command.options)
 
@@ -146,30 +141,25 @@ def main(command: Command[SweepConfig]) -> int:
     places = places_for(config.at_once, on_cpu=all(run.settings.model.device == "cpu" for run in planned))
     folder = planned[0].folder.parent / REPORTS / sweep_name(path)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    held = lock(folder / LOCK)
-    if held is None:
-        raise UserError(f"another sweep of {path} is running ({holder(folder / LOCK)}): wait for it, or stop it first")
-    with held:
-        todo = [run for run in planned if run.state != "complete"]
-        _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
-        failed, stopped_by = train_all(todo, places, folder / "logs")
+    todo = [run for run in planned if run.state != "complete"]
+    _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
+    failed, stopped_by = train_all(todo, places, folder / "logs")
     if stopped_by:
         _say("stopped: the same command resumes")
         return exit_status(stopped_by)
     measured = [run.folder for run in planned if run.state != "new" and read_ends(run.folder).lines]
     if measured:
         write_report([read_run(one) for one in measured], folder, f"python -m minrl sweep {shlex.quote(str(path))}")
-    for text in failed:
-        _say(text)
     if failed:
-        _say(f"{len(failed)} of {len(planned)} runs failed: fix the cause, and the same command tries them again")
-    return 1 if failed else 0
+        why = "\n".join(failed)
+        _say(
+            f"{why}\n{len(failed)} of {len(planned)} runs failed: fix the cause, and the same command tries them again"
+        )
+    return int(bool(failed))
 
 
-def places_for(count: int, on_cpu: bool) -> list[tuple[list[int], str]]:
-    """Places for so many runs at once: an equal share of the cores each, and where there are GPUs one of them, as
-    CUDA_VISIBLE_DEVICES names it.
-    """
+def places_for(count: int, on_cpu: bool) -> list[Place]:
+    """Places for so many runs at once."""
     cores, gpus = own_cores(), visible_gpus() if count > 1 and not on_cpu else []
     what = "GPU" if gpus else "core"
     require(count <= len(gpus or cores), f"--at-once {count}: there are {len(gpus or cores)} {what}s, one for each run")
@@ -185,39 +175,31 @@ def visible_gpus() -> list[str]:
     return (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")[:count]
 
 
-def train_all(runs: Sequence[Planned], places: Sequence[tuple[list[int], str]], logs: Path) -> tuple[list[str], int]:
+def train_all(runs: Sequence[Planned], places: Sequence[Place], logs: Path) -> tuple[list[str], int]:
     """Train the runs, as many at once as there are places. Returns a line on each that failed, and the signal that
     stopped the sweep (0: none). The first signal lets every run end its step and save it, a second one stops them at
     once. No run outlives the sweep, however that ends.
     """
-    signals, passed_on, failed = list[int](), 0, list[str]()
-    waiting, free, going = list(runs), list(places), dict[Popen[bytes], tuple[str, tuple[list[int], str]]]()
+    waiting, free, going = list(runs), list(places), dict[Popen[bytes], tuple[str, Place]]()
+    failed, signals, passed_on = list[str](), list[int](), 0
     with answered(lambda number, _: signals.append(number)):
         try:
             while going or (waiting and not signals):
                 while waiting and free and not signals:
                     run, place = waiting.pop(0), free.pop(0)
-                    going[_start(run, *place, logs)] = run.name, place
-                    _say(f"{len(runs) - len(waiting)} of {len(runs)}: {run.name} (log {logs / run.name}.txt)")
-                if len(signals) > passed_on:
-                    passed_on = len(signals)
-                    _say(f"{signal.Signals(signals[0]).name}: the runs end their step; a second signal stops at once")
+                    going[_start(run, place, logs)] = run.name, place
+                    _say(f"{run.name} (log {logs / run.name}.txt)")
+                for number in signals[passed_on:]:
+                    passed_on += 1
                     for process in going:
-                        process.send_signal(signals[0])
+                        process.send_signal(number)
                 time.sleep(0.1)
                 for process in [one for one in going if one.poll() is not None]:
                     name, place = going.pop(process)
                     free.append(place)
-                    if process.returncode == 0:
-                        _say(f"{name} is complete")
-                    elif not signals:
-                        log, code = logs / f"{name}.txt", process.returncode
-                        last = (log.read_text(errors="replace").strip() or "no output").rpartition("\n")[2]
-                        how = (
-                            f"failed with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-                        )
-                        failed.append(f"{name} {how}: {last} (log {log})")
-                        _say(failed[-1])
+                    _say(f"{name} has ended with status {process.returncode}")
+                    if process.returncode and not signals:
+                        failed.append(_failure(name, process.returncode, logs / f"{name}.txt"))
         finally:
             for process in going:
                 process.kill()
@@ -225,8 +207,14 @@ def train_all(runs: Sequence[Planned], places: Sequence[tuple[list[int], str]], 
     return failed, signals[0] if signals else 0
 
 
-def _start(run: Planned, cores: Sequence[int], gpu: str, logs: Path) -> Popen[bytes]:
+def _failure(name: str, status: int, log: Path) -> str:
+    how = f"failed with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
+    return f"{name} {how}: {(log.read_text(errors='replace').strip() or 'no output').splitlines()[-1]} (log {log})"
+
+
+def _start(run: Planned, place: Place, logs: Path) -> Popen[bytes]:
     """Start train with the run's settings in a file beside its log."""
+    cores, gpu = place
 
     def enter() -> None:
         die_with_parent()

@@ -15,7 +15,6 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from loguru import logger
 from torch import Tensor
 
@@ -304,8 +303,7 @@ class Session:
             if self._files is not None:
                 self._files.flush()
             config, parts = self.parts.config.logging, (self.parts.policy, self.parts.optimizer, self.state)
-            kept = config.keep_checkpoints, config.keep_best, getattr(torch, config.save_dtype)
-            self._saved = save_checkpoint(self.run.checkpoints, *parts, *kept)
+            self._saved = save_checkpoint(self.run.checkpoints, *parts, config.keep_checkpoints, config.keep_best)
             if self._files is not None:
                 self._files.fingerprint(self.state.step, {"files": read_state(self._saved)[HASHES]})
 

@@ -27,7 +27,7 @@ from minrl.config import LoggingConfig
 from minrl.run.folder import FINGERPRINTS, METRICS, ROLLOUT_SCHEMA, RunFolder, has_step
 from minrl.tracking.metrics import CHARTS
 from minrl.types import Rollout, UserError, require
-from minrl.utils.files import append_jsonl, cut_jsonl, fsync, whole, write_csv, write_text, writing
+from minrl.utils.files import append_jsonl, atomic_write, cut_jsonl, fsync, write_csv, write_text, writing
 from minrl.utils.text import json_text
 
 EVENTS = "events.out.tfevents.*"
@@ -60,7 +60,7 @@ class RunFiles:
     def rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write a step's rollouts as compressed JSON lines, whole or not at all."""
         path = self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz"
-        with whole(path, "wb") as raw, gzip.open(raw, "wb", compresslevel=3) as file:
+        with atomic_write(path, "wb") as raw, gzip.open(raw, "wb", compresslevel=3) as file:
             for line in lines:
                 file.write(f"{json_text({'schema': ROLLOUT_SCHEMA, 'step': step, **line})}\n".encode())
 

@@ -82,7 +82,7 @@ def private_folder(path: Path) -> Path:
 
 
 @contextmanager
-def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file to write. It replaces the path once all of it is on disk."""
     require(not path.is_dir(), f"cannot write {path}: it is a folder; name a file")
     temporary = path.with_name(path.name + ".tmp")
@@ -100,7 +100,7 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """A folder to fill. It replaces the path once all of it is on disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -127,20 +127,9 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the path to any `OSError` inside that lacks one, as those of open files do."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all; so do the three writers below."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(text)
 
 
@@ -151,13 +140,13 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> None:
     """Write a line of JSON for each record."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.writelines(json_text(record) + "\n" for record in records)
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table with these columns; a row may lack some of them."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
@@ -193,7 +182,7 @@ def cut_jsonl(path: Path, keeps: Callable[[Any], bool], damaged: Callable[[str],
     before = _content(path)
     kept = [(line, value) for line, value in _whole_lines(before, damaged) if keeps(value)]
     if sum(len(line) for line, _ in kept) < len(before):
-        with whole(path, "wb") as file:
+        with atomic_write(path, "wb") as file:
             file.writelines(line for line, _ in kept)
     return [value for _, value in kept]
 

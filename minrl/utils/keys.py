@@ -12,15 +12,11 @@ OPENAI_HOST = "api.openai.com"
 KEY_VARIABLE = "OPENAI_API_KEY"
 """The variable that is read where none is named. Its key is for OpenAI's own hosts alone."""
 
-KEY_LIKE = re.compile(r"(?=[A-Z]*[0-9])[A-Z0-9]{16,}")
-"""A part between underscores that no name has: long, with digits, such as AKIA0123456789ABCDEF."""
-
 
 def require_variable(flag: str, name: str) -> None:
     """Refuse what is no name of an environment variable, without repeating it: it may be the key itself."""
-    is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name) and not any(map(KEY_LIKE.fullmatch, name.split("_")))
     require(
-        bool(is_name),
+        re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name) is not None,
         f"{flag} names the environment variable that holds the key, in capital letters, digits and underscores, such "
         f"as {KEY_VARIABLE}; what was given is no such name, and is not repeated in case it is a key",
     )

@@ -122,7 +122,8 @@ def converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types 
             return kind(value)  # YAML reads 3e-4 as a string
     elif origin is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
-    raise UserError(f"{name} must be {_in_words(kind)}, got {value!r:.80}{meant(value, inner)}")
+    made = ", or what @minrl.task makes of a function" if callable(value) and kind is str else ""
+    raise UserError(f"{name} must be {_in_words(kind)}{made}, got {value!r:.80}{meant(value, inner)}")
 
 
 WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", Path: "a path"}

@@ -43,6 +43,9 @@ Z95 = 1.959963984540054
 
 T = TypeVar("T", bound=Outcome)
 
+MEANS = ("reward_mean", "completion_tokens_mean", "truncated_frac", "unscorable_frac", "greedy_unscorable_frac")
+"""Means over the examples, beside those of what is solved."""
+
 SUMMARY_NAMES = {
     "pass_at_1": "pass@1",
     "num_examples": "examples",
@@ -99,16 +102,10 @@ class Evaluation:
 
     def metrics(self, task: str) -> dict[str, float]:
         """Scalars by tag, without NaN."""
-        values = {
-            "pass@1": self.pass_at_1,
-            "pass@1_low": self.ci95[0],
-            "pass@1_high": self.ci95[1],
-            "pass@1_greedy": self.greedy_pass_at_1,
-            "reward_mean": self.reward_mean,
-            "completion_tokens_mean": self.completion_tokens_mean,
-            "truncated_frac": self.truncated_frac,
-            "unscorable_frac": self.unscorable_frac,
-            "greedy_unscorable_frac": self.greedy_unscorable_frac,
+        low, high = self.ci95
+        passes = {"": self.pass_at_1, "_low": low, "_high": high, "_greedy": self.greedy_pass_at_1}
+        values = {f"pass@1{name}": value for name, value in passes.items()} | {
+            name: getattr(self, name) for name in MEANS
         }
         for category, parts in self.parts_by_category.items():
             values.update({f"{category}/{part}": mean for part, mean in parts.items()})
@@ -182,6 +179,17 @@ def pass_at_one(outcomes: Sequence[Outcome], examples: Sequence[str]) -> tuple[f
     if math.isnan(value):
         return value, (math.nan, math.nan)
     return value, interval(np.array([is_solved(one) for one in outcomes], dtype=float), examples)
+
+
+def pass_at_k(n: int, solved: int, k: int) -> float:
+    """The unbiased estimate of the probability that one of k samples solves, from n samples of which some did: equation
+    1 of Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
+
+    >>> pass_at_k(4, 2, 1), round(pass_at_k(4, 2, 2), 4), pass_at_k(4, 2, 3)
+    (0.5, 0.8333, 1.0)
+    """
+    assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))
 
 
 def by_category(examples: Sequence[Example], rollouts: Sequence[T]) -> dict[str, list[T]]:
@@ -262,22 +270,15 @@ def together(evaluations: Mapping[str, Evaluation], weights: Mapping[str, Fracti
     """
     parts = [(weight, evaluations[key]) for key, weight in shares(weights).items()]
 
-    def mean(name: str) -> float:
-        return math.fsum(weight * getattr(one, name) for weight, one in parts)
-
-    pass_at_1, ci95 = weighted_score([(weight, one.pass_at_1, one.ci95) for weight, one in parts])
+    means: dict[str, Any] = {
+        name: math.fsum(weight * getattr(one, name) for weight, one in parts) for name in ("greedy_pass_at_1", *MEANS)
+    }
     return Evaluation(
-        pass_at_1=pass_at_1,
-        ci95=ci95,
+        *weighted_score([(weight, one.pass_at_1, one.ci95) for weight, one in parts]),
         n=sum(one.n for _, one in parts),
         num_examples=sum(one.num_examples for _, one in parts),
-        greedy_pass_at_1=mean("greedy_pass_at_1"),
-        reward_mean=mean("reward_mean"),
-        completion_tokens_mean=mean("completion_tokens_mean"),
-        truncated_frac=mean("truncated_frac"),
-        unscorable_frac=mean("unscorable_frac"),
-        greedy_unscorable_frac=mean("greedy_unscorable_frac"),
         rollouts=[rollout for _, one in parts for rollout in one.rollouts],
+        **means,
     )
 
 

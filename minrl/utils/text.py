@@ -1,7 +1,6 @@
 """Texts: what models and strangers wrote, made harmless for terminals, pages and prompts; strict and stable JSON."""
 
 import hashlib
-import html
 import json
 import math
 import os
@@ -74,11 +73,6 @@ def one_line(text: str) -> str:
 def first_line(error: Exception) -> str:
     """The first line of an error of a library's, or its type where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def html_text(text: str) -> str:
-    """The text, printable, for HTML, SVG and attributes."""
-    return html.escape(printable(text))
 
 
 def unmarked(text: str) -> str:

@@ -22,7 +22,7 @@ from benchmarks.gpu import run_loop
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Engine, Sampling
 from minrl.engines.vllm import VllmEngine
-from minrl.engines.vllm_server import ServerEngine, WeightsFolder, expected_of
+from minrl.engines.vllm_server import ServerEngine, served_by, server_command, write_shape
 from minrl.engines.vllm_sync import SyncError
 from minrl.models.distributed import Processes
 from minrl.policy import Policy
@@ -104,8 +104,8 @@ def server_on(policy: Policy, folder: str) -> dict[str, object]:
         one.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{one.getsockname()[1]}"
     config = EngineConfig(engine="vllm-server", engine_urls=url, engine_weights_dir=folder)
-    WeightsFolder(folder).write_shape(policy, policy.model)
-    command = expected_of(config, policy, policy.context_length).command(url)
+    write_shape(config, policy)
+    command = server_command(served_by(config, policy), policy, url)
     line = ["bash", "-c", f"exec env {command} --gpu-memory-utilization 0.2"]
     with Path(folder, "server.log").open("w") as log:
         server = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)

@@ -1,4 +1,4 @@
-"""What is on the machine of a run and of the sandbox's users: processes, descriptors, files, memory.
+"""What is on the machine of a run and of the sandbox's users: processes, files, memory.
 
 Only what nobody holds counts as left over: other runs may use other slots of the sandbox at the same time, and the
 lock of a slot says whether somebody does.
@@ -6,15 +6,12 @@ lock of a slot says whether somebody does.
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from minrl.sandbox.process import FIRST_UID, SLOTS
 
-MIB = 2**20
-PATIENCE_S = 15.0
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 SYSV = ("shm", "sem", "msg")
 
@@ -35,24 +32,6 @@ def descendants(pid: int) -> Iterator[int]:
             for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
                 yield int(child)
                 yield from descendants(int(child))
-
-
-def held_mib(pid: int) -> float:
-    """The memory of all processes below one that no file backs."""
-    below = list(descendants(pid))
-    return sum(status_of(one, "RssAnon") + status_of(one, "RssShmem") for one in below) / 1024
-
-
-def descriptors_of(pid: int | str) -> int:
-    with suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    return 0
-
-
-def is_worker(pid: int) -> bool:
-    with suppress(OSError):
-        return b"minrl.rewards.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 def held(number: int, folder: str) -> bool:
@@ -107,45 +86,3 @@ def _theirs(folder: str) -> Iterator[tuple[int, str]]:
 
 def _is_theirs(uid: int) -> bool:
     return FIRST_UID <= uid < FIRST_UID + SLOTS
-
-
-def settled() -> list[int]:
-    """The processes below this one, once there are only workers or those that stay: the sandbox may still tidy up."""
-    give_up = time.monotonic() + PATIENCE_S
-    while True:
-        below = list(descendants(os.getpid()))
-        if all(map(is_worker, below)) or time.monotonic() > give_up:
-            return below
-        with suppress(ChildProcessError):  # orphans that came to this process
-            os.waitpid(-1, os.WNOHANG)
-        time.sleep(0.05)
-
-
-def files_in(folder: Path) -> tuple[int, float]:
-    """How many files and folders are below one, and their MiB."""
-    count, size = 0, 0
-    for place, folders, files in os.walk(folder):
-        count += len(folders) + len(files)
-        for name in files:
-            with suppress(OSError):
-                size += os.lstat(os.path.join(place, name)).st_size
-    return count, size / MIB
-
-
-def census(place: Path, slots: str) -> dict[str, float]:
-    """This process and those below it, at a moment at which no program runs. `place` is the run's own TMPDIR."""
-    below = settled()
-    workers = [pid for pid in below if is_worker(pid)]
-    files, size = files_in(place)
-    return {
-        "main process, MiB": status_of("self", "VmRSS") / 1024,
-        "largest worker, MiB": max((status_of(pid, "VmRSS") for pid in workers), default=0) / 1024,
-        "descriptors of the main process": descriptors_of("self"),
-        "most descriptors of a worker": max(map(descriptors_of, workers), default=0),
-        "threads of the main process": status_of("self", "Threads"),
-        "workers": len(workers),
-        "other processes below": len(below) - len(workers),
-        "files in the temporary folder": files,
-        "MiB in the temporary folder": size,
-        "left by the sandbox's users": len(left_over(slots)),
-    }

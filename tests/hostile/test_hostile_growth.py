@@ -1,6 +1,7 @@
 """Whoever reads a completion takes time in proportion to its length, whatever it repeats."""
 
 import json
+import re
 import time
 from contextlib import suppress
 
@@ -11,10 +12,15 @@ from minrl.tasks.answers import boxed, boxes_together
 from minrl.tasks.code import completed, extract_program
 from minrl.tasks.code_game import CodeGameOptions, parse_guess, refusal
 from minrl.tasks.code_game import extract_program as game_program
+from minrl.tasks.python_tool import find_call, program_of
 from minrl.tasks.reasoning_gym import parse_formula
 from minrl.tasks.rust import extract_code
+from minrl.tasks.rust import refusal as refused
+from minrl.tasks.rust_quality import scores
 from minrl.tasks.task import extract_answer
 from minrl.utils.text import unmarked
+
+pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 
 READERS = {
     "thoughts": after_thoughts,
@@ -27,70 +33,22 @@ READERS = {
     "guesses": lambda text: parse_guess(text, 12),
     "formulas": parse_formula,
     "JSON": json.loads,
+    "calls": lambda text: program_of((find_call(f"<tool_call>{text}</tool_call>") or ("", ""))[1]),
+    "rust": lambda text: (refused(text, ""), scores(text)),
 }
+MARKS = re.findall(
+    r"\S+",
+    r"""
+    ' /* */ #[ std::{ \u{2_2} b" r#" "" "a": {"a": " ` ``` < <| <think> </think> [THINK] [ { ( () [] ] } 1, -1 1e9 x! !
+    \boxed{ \boxed \boxed{} <answer> </answer> <answer></answer> ** + \ | & a 0 # // $ \text{ <!-- &lt; assistantfinal
+    <|channel|> <|message|> <|im_start|> <tool_call> </tool_call> >>A ]~
+    """,
+)
 WORDS = (
-    *(
-        '"',
-        "'",
-        "`",
-        "```",
-        "\n```",
-        "~~~\n",
-        "```rust\n",
-        "```python\n",
-        "<",
-        "<|",
-        "<think>",
-        "</think>",
-        "[THINK]",
-        "<a ",
-    ),
-    *(
-        "[",
-        "{",
-        "(",
-        "()",
-        "[]",
-        "]",
-        "}",
-        "\\boxed{",
-        "\\boxed",
-        "\\boxed{}",
-        "<answer>",
-        "</answer>",
-        "<answer></answer>",
-    ),
-    *(
-        "1,",
-        "-1",
-        "1e9",
-        "x!",
-        "!",
-        "**",
-        "+",
-        "\\",
-        "|",
-        "&",
-        " ",
-        "\t",
-        "\n",
-        " \n",
-        "\r",
-        "\u200e",
-        "\u0301",
-        "a",
-        "a ",
-        "0",
-    ),
-    *(
-        "assistantfinal",
-        "Here's my thought process:",
-        "Here's my response:",
-        "<|channel|>",
-        "<|message|>",
-        "<|im_start|>",
-    ),
-    *('""', '"a":', '{"a":', "'''", "#", "//", "/*", "and ", "$", "\\text{", "<!--", "&lt;", "\ud800"),
+    *MARKS,
+    *("impl ", "use a as b; ", "$a ", "\n```", "~~~\n", "```rust\n", "```python\n", "<a ", " ", "\t", "\n", " \n"),
+    *("\r", "a ", "and ", "\u200e", "\u0301", "\u200d", "\x1b", "\ud800", "#[test] fn t() {}\n"),
+    *("Here's my thought process:", "Here's my response:"),
 )
 SHORT, TIMES = 500, 8
 """The length of the shorter text, and how often it is in the longer one."""

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from loguru import logger
+
 from minrl.config import TrainerConfig, with_absolute_paths
 from minrl.evaluate import run as evaluation
 from minrl.evaluate.config import EvaluateConfig
@@ -168,7 +170,10 @@ def _first_difference(run: Path, copy: Path, step: int) -> str:
     first, second = (folder / ROLLOUTS / f"{step_name(step)}.jsonl.gz" for folder in (run, copy))
     pairs: Iterable[tuple[Line, Line]] = ()
     if first.exists() and second.exists():
-        pairs = zip_longest(read_lines(first), read_lines(second), fillvalue={})
+        try:
+            pairs = zip_longest(list(read_lines(first)), list(read_lines(second)), fillvalue={})
+        except UserError as error:  # the hashes say enough
+            logger.warning(f"{error}: what differs first is not named")
     for number, (was, now) in enumerate(pairs, 1):
         for name in ("ids", "loss_mask", "reward", "advantage"):
             before, after, where = was.get(name), now.get(name), ""

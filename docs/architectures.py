@@ -1,6 +1,6 @@
-"""Writes docs/models.md: which architectures train, and how, from what the tests found (docs/models.json).
+"""Writes docs/architectures.md: which architectures train, and how, from what the tests found (docs/models.json).
 
-    python docs/models.py
+    python docs/architectures.py
 
 `tests/test_models.py` compares the table with what each architecture does, and the page with the table.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PAGE, TABLE, VLLM = (Path(__file__).with_name(name) for name in ("models.md", "models.json", "models_vllm.json"))
+PAGE, TABLE, VLLM = (Path(__file__).with_name(name) for name in ("architectures.md", "models.json", "models_vllm.json"))
 
 Row = Mapping[str, Any]
 
@@ -62,38 +62,18 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-TEXT = """# Models
+TEXT = """# Architectures
 
-Which architectures of transformers {version} train, and how. Each of the {architectures} that transformers
-lists with a causal language model head, multimodal ones included, is made small with random weights, some of
-them with further settings too ({settings}). What MinRL computes is compared with plain transformers (one
-sequence at a time, eager attention, all logits, in float32): the log-probabilities and gradients of an
-update, and the log-probabilities with which the embedded engine samples. They agree to 1e-4 nats and 1e-4 of
-a gradient's largest element, or the model is refused in one line as it is loaded. This page is written by
-`python docs/models.py`.
+Which architectures of transformers {version} train, and how. Each of the {architectures} that transformers lists
+with a causal language model head, multimodal ones included, is made small with random weights, some of them with
+further settings too ({settings}). What MinRL computes is compared with plain transformers (one sequence at a time,
+eager attention, all logits, in float32): the log-probabilities and gradients of an update, and the
+log-probabilities with which the embedded engine samples. They agree to 1e-4 nats and 1e-4 of a gradient's largest
+element, or the model is refused. This page is written by `python docs/architectures.py`.
 
 - right: {right}, {packed} of them with packed updates and {rows} with padded rows
-- refused as they are loaded: {refused}
+- refused on load: {refused}
 - not tried: {not_made}
-
-A short form of the comparison is made with every model that is loaded, so that a model that is not in the
-table, or has other settings, is right or refused too.
-
-## GGUF files
-
-`--model-id model.gguf` (`make setup EXTRA=gguf`) takes a file of llama.cpp or ollama, wherever a model is named.
-transformers dequantizes the weights; they are trained in float32, and checkpoints are safetensors. A file is
-refused if transformers would drop some of its weights or settings, or does not know its architecture or
-quantization. The tokenizer is the one that transformers builds from the file.
-
-Every start reads the file again, with a large vocabulary for longer than 20 seconds. This converts it once:
-
-```python
-from pathlib import Path
-from minrl.models.loading import load_model, save_model
-
-save_model(*load_model("model.gguf"), Path("model"))
-```
 
 ## What trains
 
@@ -120,7 +100,7 @@ a decoder, such as BART, the decoder alone was tried.
 ## Another version of transformers
 
 `make test ARGS="-m slow tests/test_models.py"` says what changed, with the command that checks an architecture
-again and keeps what it finds. Then `python docs/models.py` writes this page.
+again and keeps what it finds. Then `python docs/architectures.py` writes this page.
 """
 
 

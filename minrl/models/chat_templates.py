@@ -96,15 +96,12 @@ def _replace(chat: ChatTokenizer, chosen: str, path: str) -> None:
 
 
 def _text_of(chosen: str) -> tuple[str, str]:
-    """The name and the text of a chosen template. A file that was edited since the run began is reported."""
+    """The name and the text of a chosen template, which the config has read from its file."""
     if chosen in TEMPLATES:
         return chosen, TEMPLATES[chosen]
     found = FROM_FILE.match(chosen)
     assert found is not None, "the config reads the files"
-    file, text = Path(found[1]), chosen[found.end() :]
-    if not file.exists() or file.read_text(encoding="utf-8-sig", errors="replace") != text:
-        _say_once(f"--chat-template {file} was edited or removed since: the template as it was then is used")
-    return str(file), text
+    return found[1], chosen[found.end() :]
 
 
 def _name_end(model: CausalModel, end: int) -> None:

@@ -1,0 +1,294 @@
+"""Every case of `cases.py` earns what it may, and what it attacks holds: graders, the programs' judge, the machine."""
+
+import contextlib
+import io
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from minrl.rewards.worker import call
+from minrl.rewards.workers import Workers
+from minrl.sandbox import calls as sandbox
+from minrl.sandbox.calls import LEVELS, Limits
+from minrl.tasks import code, load_task, reasoning_gym
+from minrl.tasks.code_game import CodeGameOptions, guarded, refusal
+from minrl.tasks.code_judge import Candidate, Channel, Remote, answer, run
+from minrl.tasks.grader import MEMORY_MIB
+from minrl.types import Example, Reward, UserError
+from tests.hostile.cases import (
+    CASES,
+    FORGED,
+    FORGED_ANSWERS,
+    OBJECTS,
+    PLAIN,
+    SHAPES,
+    SWALLOWED,
+    WHAT_NO_SOURCE_TELLS,
+    humaneval,
+)
+from tests.hostile.machine import attack, machine_cases, problem_of
+from tests.hostile.playing import play, task_of
+
+TEXT_TASKS = sorted({case.task for case in CASES} - {"code", "code_game", "rust"})
+MOST_S = 300.0
+"""Seconds of one completion on a machine that is busy: each grader has limits of its own."""
+
+
+def run_here(jobs):
+    """Run jobs in this process."""
+    results = []
+    for job in jobs:
+        started = time.monotonic()
+        results.append(call(job))
+        assert time.monotonic() - started < MOST_S, job
+    return results
+
+
+def wrong(cases, results):
+    """The cases that were paid too much or too little, or that have no reward."""
+    return [
+        (case.family, case.name, getattr(result, "value", result))
+        for case, result in zip(cases, results, strict=True)
+        if not (isinstance(result, Reward) and case.least <= result.value <= case.most + 1e-9)
+    ]
+
+
+@pytest.mark.parametrize("task", TEXT_TASKS)
+def test_no_text_is_paid_for_what_it_is_not_and_every_right_answer_is(task, monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "GRADING_S", 0.5)
+    cases = [case for case in CASES if case.task == task and (task, case.family) != ("math", "cost")]
+    if task == "math":  # a timeout, which is slow, would be paid nothing
+        cases = [replace(case, options={**case.options, "timeout_s": 60.0}) for case in cases if case.family != "seed"]
+    assert wrong(cases, play(cases, run_here)) == []
+
+
+@pytest.mark.slow
+def test_what_costs_much_is_scored_within_bounds():
+    costly = [replace(case, options={"timeout_s": 0.3}) for case in CASES if (case.task, case.family) == MATHS_COST]
+    workers = Workers(1, 60.0)
+    try:
+        paid = workers.run(
+            [task_of("math", '{"timeout_s": 0.3}').paid(c.completion, Example("", "", c.row)) for c in costly]
+        )
+    finally:
+        workers.close()
+    assert wrong(costly, paid) == []
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    assert peak_mib < 400 + MEMORY_MIB  # more than a worker with math-verify and sympy holds
+
+
+MATHS_COST = ("math", "cost")
+
+
+def printed(program):
+    """What a program of the game prints; empty if it is refused or fails."""
+    out = io.StringIO()
+    if not refusal(program, CodeGameOptions()):
+        with suppress(Exception), redirect_stdout(out):
+            exec(compile(guarded(program), "program.py", "exec"), {"__name__": "__main__"})
+    return out.getvalue().strip()
+
+
+@pytest.mark.parametrize("program", WHAT_NO_SOURCE_TELLS.values(), ids=WHAT_NO_SOURCE_TELLS)
+def test_an_integer_that_does_not_follow_from_the_source_is_not_printed(program):
+    assert printed(program) == ""
+
+
+@pytest.mark.parametrize("program", PLAIN)
+def test_plain_programs_print_what_python_prints(program):
+    assert printed(program) == PLAIN[program]
+    with redirect_stdout(io.StringIO()) as out:
+        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
+    assert out.getvalue().strip() == PLAIN[program]
+
+
+def share_in_a_thread(program, row):
+    """The share of the asserts that pass, with the program in a thread of this process."""
+    tests, _ = code.tests_of(row)
+    ours, theirs = socket.socketpair()
+    module = types.ModuleType("program")
+    exec(compile(program, "program.py", "exec"), vars(module))
+
+    def serve():
+        with theirs, suppress(EOFError, OSError):
+            channel = Channel(theirs.fileno())
+            channel.send(["loaded"])
+            answer(channel, Candidate(module))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    verdict = run(Remote(Channel(ours.fileno())), {"report": code.REPORT, **asdict(tests)})
+    ours.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    ours.close()
+    return len(verdict["passed"]) / tests.num_asserts
+
+
+IN_A_THREAD = {*OBJECTS, *FORGED, *FORGED_ANSWERS} | {f"{shape}, raises" for shape in SHAPES}
+IN_A_THREAD |= {f"right, {shape}" for shape in SHAPES}
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if one.name in IN_A_THREAD], ids=lambda case: case.name)
+def test_programs_are_paid_by_what_they_return_in_every_shape_of_test(case):
+    assert case.least <= share_in_a_thread(code.extract_program(case.completion), case.row) <= case.most
+
+
+def test_what_does_not_break_off_keeps_its_share():
+    share = lambda program, test: share_in_a_thread(f"def half(x): return {program}", humaneval(test))  # noqa: E731
+    three = "assert half(2) == 1\nassert half(4) == 2\nassert half(6) == 3"
+    assert share("min(x / 2, 2)", three) == share("x / 2 if x < 6 else 1 // 0", three) == pytest.approx(2 / 3)
+    abandoned = "def cases():\n    assert half(2) == 1\n    yield 1\nassert next(cases()) == half(2)"
+    assert share("x / 2", abandoned) == 1
+    twice = "def one(x):\n    assert half(x) == x / 2\none(0)\nassert half(2) == 1\none(4)"
+    assert share("min(x / 2, 1)", twice) == 1 / 2  # an assert that fails once has failed, another one has not
+    assert share("[]", "for x in half(1):\n    assert x\nassert half(2) == []") == 1 / 2  # it never ran
+
+
+@pytest.mark.parametrize("test", SWALLOWED.values(), ids=SWALLOWED)
+def test_a_row_whose_asserts_may_hide_a_failure_is_refused(test):
+    assert "hide that the program failed" in code.unscorable(code.tests_of(humaneval(test))[0])
+
+
+FAST = {
+    *("for, exits after 1", "for, takes all the memory after 3", "the reference", "spins", "an answer nested deeply"),
+    *("prints a fake verdict", "sends a fake verdict", "answers before it is asked", "closes the channel"),
+    *("redefines exceptions", "replaces its own harness", "looks for the tests everywhere", "forks without end"),
+}
+"""Some of each kind. The others are tried in the slow set, as each takes two sandboxes of its own."""
+PROGRAMS = [case for case in CASES if case.task in ("code", "code_game") and case.name not in IN_A_THREAD]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, id=one.name, marks=() if one.name in FAST else pytest.mark.slow) for one in PROGRAMS],
+)
+def test_hostile_programs_are_paid_nothing_and_honest_ones_in_full(case):
+    assert wrong([case], play([case], run_here)) == []
+
+
+def test_a_completion_that_breaks_its_grader_is_paid_the_worst_that_its_task_pays():
+    for mode, worst in (("tests", 0.0), ("execute", -1.0)):
+        task = load_task("code", {"code": code.CodeOptions(mode=mode)})
+        paid_then = task.paid("", Example("", "", {})).function.otherwise("crash")
+        assert (paid_then.value, paid_then.parts) == (worst, {"grader_crash": 1.0})
+    judging = load_task("code_game").episode(Example("", "", {}), random.Random(0))
+    next(judging)
+    assert judging.send("print(7)").function.otherwise("timeout").name == "timeout"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if one.task == "rust"], ids=lambda one: f"{one.family}: {one.name}"
+)
+def test_hostile_rust_is_scored_and_earns_no_more_than_a_stub(case):
+    pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
+    try:
+        task_of("rust").notes()
+    except UserError as refused:
+        pytest.skip(str(refused))
+    assert wrong([case], results := play([case], run_here)) == []
+    assert sum(name.startswith("refused_") for name in results[0].parts) <= 1
+
+
+LIMITS = Limits(wall_s=120.0, cpu_s=20.0, memory_mib=256, file_mib=16, processes=24)
+"""The clock is far: a look may take half a second of processor time, which a busy machine gives in half a minute."""
+ROOT = os.geteuid() == 0
+MOST_MIB = 600
+"""What the machine may lose to an attack: the call's limit of 256 MiB, and what is held before a look finds it."""
+
+
+@pytest.fixture(params=list(LEVELS), scope="module")
+def level(request):
+    if reason := sandbox._unavailable(request.param):
+        pytest.skip(f"this machine does not give {request.param}: {reason}")
+    return request.param
+
+
+@pytest.fixture
+def open_folder(tmp_path):
+    """A folder that everybody may write to, with a file that everybody may write to."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if "pytest-of" in str(folder):
+            folder.chmod(0o755)
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "file").write_text("ours")
+    (folder / "file").chmod(0o666)
+    return folder
+
+
+def available_mib():
+    """Memory that the machine could give to a program."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) // 1024
+
+
+@contextlib.contextmanager
+def least_available():
+    """The least memory that the machine had meanwhile, as the last item of the list."""
+    least, ended = [available_mib()], threading.Event()
+
+    def look():
+        while not ended.wait(0.02):
+            least.append(min(least[-1], available_mib()))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield least
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("case", machine_cases("namespaces"), ids=lambda case: case.name)
+def test_the_machine_is_held(level, case, open_folder):
+    if case not in machine_cases(level):
+        pytest.skip("what the level `limits` says that it does not hold here")
+    before = available_mib()
+    with least_available() as least:
+        outcome = attack(level, case.completion, open_folder, LIMITS)
+    assert problem_of(case, outcome) == ""
+    assert outcome.seconds < LIMITS.wall_s + 10.0, "its time is looked at too late"
+    assert before - least[-1] < MOST_MIB, "memory that no limit counts"
+    assert [path.name for path in open_folder.iterdir()] == ["file"]
+    assert (open_folder / "file").read_text() == "ours"
+
+
+@pytest.mark.slow
+def test_an_ordinary_user_is_held_too():
+    """Every attack at every level, as a user who is not root; so few calls that they are made in one process."""
+    if not ROOT:
+        pytest.skip("the tests above have run as an ordinary user")
+    source = """
+from minrl.sandbox.calls import LEVELS, Limits, _unavailable
+from tests.hostile.machine import attack, machine_cases, problem_of
+limits = Limits(wall_s=120.0, cpu_s=20.0, memory_mib=256, file_mib=16, processes=24)
+held = [level for level in LEVELS if not _unavailable(level)]
+for level in held:
+    for case in machine_cases(level):
+        if problem := problem_of(case, attack(level, case.completion, '/var/tmp', limits)):
+            print(level, problem)
+print('tried', held)
+"""
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": sandbox.ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
+    interpreter = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
+    ended = subprocess.run(
+        [interpreter, "-c", source], env=environment, user=61185, group=61185, extra_groups=[], capture_output=True
+    )
+    if ended.returncode:
+        pytest.skip(f"that user cannot read this interpreter or this folder: {ended.stderr.decode()[-200:]}")
+    levels = [name for name in LEVELS if not sandbox._unavailable(name)]
+    assert ended.stdout.decode() == f"tried {levels}\n"
