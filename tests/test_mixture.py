@@ -176,8 +176,8 @@ def test_a_task_is_named_with_its_weight(given, names, key):
 
 OWN = str.split("""--prompts-per-step 3 --group-size 4 --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2
     --rollouts-every 2 --learning-rate 1e-2 --threads 1 --device cpu --quiet --no-preflight""")
-MIXTURE = f"--task {say_sevens.TASK}:2,{DUEL}:1 --task-max-tokens sevens:3 --base-steps 16 --keep-checkpoints 0"
-FLAGS = [*say_sevens.SIZES, *MIXTURE.split(), *OWN]
+MIXTURE = ["--task", f"{say_sevens.TASK}:2,{DUEL}:1", "--task-max-tokens", "sevens:3"]
+FLAGS = [*say_sevens.SIZES, *MIXTURE, *["--base-steps", "16", "--keep-checkpoints", "0"], *OWN]
 
 
 def run(folder, *arguments):
