@@ -179,7 +179,7 @@ def test_a_broken_sync_is_caught_at_the_next_step_however_small(engines, monkeyp
 @pytest.mark.parametrize("break_it", [skip_sync, swap_layers])
 def test_the_probe_alone_catches_what_can_be_heard(engines, monkeypatch, break_it):
     engine = engines.get("qwen3")
-    monkeypatch.setattr("minrl.engines.vllm.differing", lambda *_: ([], []))
+    monkeypatch.setattr("minrl.engines.vllm.mismatched_tensors", lambda *_: ([], []))
     break_it(engine, monkeypatch)
     improve(engine.policy)
     with pytest.raises(SyncError, match=r"0 of .* weight tensors differ; log-probabilities differ by up to"):
