@@ -19,10 +19,9 @@ from harness import doing
 
 from minrl.rewards.workers import Workers
 from minrl.sandbox import calls
-from minrl.types import Reward
 from tests.hostile.cases import CASES
-from tests.hostile.census import descendants, left_over, status_of
-from tests.hostile.playing import at_level, play
+from tests.hostile.census import descendants, left_over, slots_folder, status_of
+from tests.hostile.playing import at_level, play, wrong
 
 ROUND, DEADLINE_S = 40, 120.0
 """Cases of a round, seconds of a reward."""
@@ -39,7 +38,7 @@ def main() -> None:
     cases = [case for case in CASES if options.task in (None, case.task)]
     levels = [level for level in calls.LEVELS if not calls._unavailable(level)]
     rust_levels = [level for level in levels if level != "limits" or os.geteuid()]  # root's cargo is read by root alone
-    folder = str(calls._message(calls.Call([]), "")["folder"])
+    folder = slots_folder()
     before = set(left_over(folder))
     played: Counter[str] = Counter()
     breaks: list[str] = []
@@ -50,14 +49,11 @@ def main() -> None:
             chosen = rng.sample(possible, min(ROUND, len(possible)))
             results = play(chosen, lambda jobs, level=level: workers.run([at_level(job, level) for job in jobs]))
             played[level] += len(chosen)
-            for case, result in zip(chosen, results, strict=True):
-                if not (isinstance(result, Reward) and case.least <= result.value <= case.most + 1e-9):
-                    got = getattr(result, "value", result)
-                    breaks.append(f"{level}: {case.task}, {case.family}, {case.name}: {got!r}"[:300])
-                    print(breaks[-1], flush=True)
+            found = [f"{level}: {', '.join(map(str, one))}"[:300] for one in wrong(chosen, results)]
             if left := set(left_over(folder)) - before:
-                breaks.append(f"{level}: left over: {', '.join(sorted(left))}"[:300])
-                print(breaks[-1], flush=True)
+                found.append(f"{level}: left over: {', '.join(sorted(left))}"[:300])
+            breaks += found
+            sys.stdout.writelines(f"{line}\n" for line in found)
             memory = max((status_of(pid, "VmRSS") for pid in descendants(os.getpid())), default=0)
             doing(f"{sum(played.values())} cases, {len(breaks)} breaks, largest process {memory / 1024:.0f} MiB")
     print(f"{dict(played)} cases by level, {len(breaks)} breaks")

@@ -198,6 +198,9 @@ class _Episode(Play):
             shown = self.policy.encode_next_turn(turn.message, sequence.ids[start:end])
         else:
             shown = self.policy.encode_prompt(turn.message)
+        if not (sequence.ids or shown):
+            self.fail(f"the first message of {turn.role} has no tokens (example {self.example.id!r})")
+            return None
         room = self.context_length - len(sequence.ids) - len(shown)
         if room < 1 and turn.optional and sequence.turns:
             sequence.finish_reason = "length"

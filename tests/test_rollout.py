@@ -213,6 +213,12 @@ def test_an_episode_whose_first_turn_does_not_fit_is_unscorable_and_the_others_g
     assert "8 tokens come before it and the model takes 8 (example '7')" in sampled.reasons[1]
 
 
+def test_an_episode_that_begins_with_no_token_is_unscorable_and_the_others_go_on(play):
+    sampled = play(None, "2 <end>", examples=[Example("given", "numbers 1", {}), Example("blank", " ", {})])
+    assert [one.example_id for one in sampled.rollouts] == ["given"] and sampled.reasons[0] is None
+    assert "has no tokens (example 'blank')" in sampled.reasons[1]
+
+
 @pytest.mark.parametrize("optional", [False, True])
 def test_a_later_turn_without_room_fails_unless_it_is_optional(play, policy, ids_of, optional):
     def episode(example, rng):

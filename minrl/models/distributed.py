@@ -189,10 +189,6 @@ class Processes:
             raise result
         return result
 
-    def any_of_each(self, flags: list[bool]) -> list[bool]:
-        """For each flag whether it is set in any process."""
-        return [any(one) for one in zip(*self.gather([flags]), strict=True)]
-
     def share(self, total: int) -> slice:
         """This process's block of `total` items in order. Block sizes differ by one at most; blocks may be empty."""
         return slice(self.rank * total // self.count, (self.rank + 1) * total // self.count)

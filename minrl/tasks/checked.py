@@ -168,8 +168,6 @@ def _asked(asked: Any) -> Turn | Job:  # noqa: ANN401 - a task's code may yield 
         raise Mistake(f"an episode must yield a Turn or a Job, got {_shown(asked)}")
     if isinstance(asked, Turn) and not is_prompt(asked.message):
         raise Mistake(f"the message of a Turn must be {PROMPTS}, got {_shown(asked.message)}")
-    if isinstance(asked, Turn) and is_blank(asked.message):
-        raise Mistake("the message of a Turn must not be empty")
     return asked
 
 

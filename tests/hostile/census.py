@@ -10,10 +10,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from minrl.sandbox import calls
 from minrl.sandbox.process import FIRST_UID, SLOTS
 
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 SYSV = ("shm", "sem", "msg")
+
+
+def slots_folder() -> str:
+    """Where the slots of this machine's sandboxes are."""
+    return str(calls._message(calls.Call([]), "")["folder"])
 
 
 def status_of(pid: int | str, name: str) -> int:

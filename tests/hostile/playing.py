@@ -11,7 +11,7 @@ from minrl.rewards.worker import Failure
 from minrl.sandbox import calls
 from minrl.tasks import Task, find_definition, load_task
 from minrl.tasks.rust import read_row
-from minrl.types import Example, Job, Turn
+from minrl.types import Example, Job, Reward, Turn
 from minrl.utils.task_names import task_key
 from tests.hostile.cases import Case
 
@@ -79,6 +79,15 @@ def _episode(case: Case) -> Generator[Job, Any, Any]:
             sent = case.completion if step.role == first else "0"
         else:
             sent = yield step
+
+
+def wrong(cases: Sequence[Case], results: Sequence[Any]) -> list[tuple[str, str, str, Any]]:
+    """The cases that were paid too much or too little, or that have no reward."""
+    return [
+        (case.task, case.family, case.name, getattr(result, "value", result))
+        for case, result in zip(cases, results, strict=True)
+        if not (isinstance(result, Reward) and case.least <= result.value <= case.most + 1e-9)
+    ]
 
 
 def at_level(job: Job, level: str) -> Job:

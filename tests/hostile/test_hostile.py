@@ -25,7 +25,7 @@ from minrl.tasks import code, load_task, reasoning_gym
 from minrl.tasks.code_game import CodeGameOptions, guarded, refusal
 from minrl.tasks.code_judge import Candidate, Channel, Remote, answer, run
 from minrl.tasks.grader import MEMORY_MIB
-from minrl.types import Example, Reward, UserError
+from minrl.types import Example, UserError
 from tests.hostile.cases import (
     CASES,
     FORGED,
@@ -38,7 +38,7 @@ from tests.hostile.cases import (
     humaneval,
 )
 from tests.hostile.machine import attack, machine_cases, problem_of
-from tests.hostile.playing import play, task_of
+from tests.hostile.playing import play, task_of, wrong
 
 TEXT_TASKS = sorted({case.task for case in CASES} - {"code", "code_game", "rust"})
 MOST_S = 300.0
@@ -53,15 +53,6 @@ def run_here(jobs):
         results.append(call(job))
         assert time.monotonic() - started < MOST_S, job
     return results
-
-
-def wrong(cases, results):
-    """The cases that were paid too much or too little, or that have no reward."""
-    return [
-        (case.family, case.name, getattr(result, "value", result))
-        for case, result in zip(cases, results, strict=True)
-        if not (isinstance(result, Reward) and case.least <= result.value <= case.most + 1e-9)
-    ]
 
 
 @pytest.mark.parametrize("task", TEXT_TASKS)

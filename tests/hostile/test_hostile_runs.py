@@ -12,7 +12,7 @@ from minrl.rewards.workers import Workers
 from minrl.sandbox import calls
 from minrl.types import UserError
 from tests.hostile.cases import CASES
-from tests.hostile.census import descendants, left_over
+from tests.hostile.census import descendants, left_over, slots_folder
 from tests.hostile.playing import at_level, line_of, task_of
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ MOST, MOST_OF_RUST = 10, 2
 @pytest.fixture
 def nothing_stays():
     """Afterwards no process, no file and no segment is there that was not there before."""
-    slots = str(calls._message(calls.Call([]), "")["folder"])
+    slots = slots_folder()
     files, below = set(left_over(slots)), set(descendants(os.getpid()))
     yield
     assert set(left_over(slots)) <= files
