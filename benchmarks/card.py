@@ -9,7 +9,6 @@ What kernels do inside is not seen. A value that is read from the card is that w
 
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -50,34 +49,17 @@ CAST = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "linalg_v
 
 _make_subclass = torch.Tensor._make_subclass
 
-VIEWS = (aten.view.default, aten.split_with_sizes.default)
-"""What keeps the numbers that were copied to the card."""
-
-FLASH = (aten._flash_attention_forward.default, aten._flash_attention_backward.default)
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that a card would have done, and the line that asked for it."""
-
-    what: str
-    line: str
-
 
 @dataclass
 class Record:
-    """What a card would have done."""
+    """What a card would have done: the lines that asked for it."""
 
-    waits: list[Event] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
     """The host waits until the card has done all before: a number is read, or memory that is not pinned is copied."""
-    copies: list[Event] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
     """Copies between main memory and the card for which the host does not wait."""
-    flops: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Of products and attention, by operation and precision. Causal attention counts as the whole square."""
-
-    def of(self, dtype: str) -> int:
-        """FLOPs in this precision."""
-        return sum(flops for (_, found), flops in self.flops.items() if found == dtype)
+    products: set[tuple[str, str]] = field(default_factory=set)
+    """Products and attention: operation and precision."""
 
 
 class Card(TorchDispatchMode):
@@ -99,7 +81,7 @@ class Card(TorchDispatchMode):
         if not on_card and target.type != "cuda":
             return func(*args, **kwargs)
         if func in READS:
-            self._wait(func)
+            self.record.waits.append(_line())
             return False if func is aten.equal.default else known(on_card[0]).flatten()[0].item()
         if func.overloadpacket.__name__ in UNKNOWN_SIZES or _by_mask(func, args):
             raise RuntimeError(f"{func} on the card: the host waits for a size, at {_line()}")
@@ -110,12 +92,7 @@ class Card(TorchDispatchMode):
         self._same_device(func, on_card, [tensor for tensor in tensors if not isinstance(tensor, FakeTensor)])
         with self.fake:
             result = func(*args, **kwargs)
-        if func in VIEWS and hasattr(args[0], "minrl_known"):
-            for part, numbers in zip(
-                tree_leaves(result), tree_leaves(func(args[0].minrl_known, *args[1:])), strict=True
-            ):
-                part.minrl_known = numbers
-        self._multiplied(func, args, kwargs, result)
+        self._multiplied(func, args)
         return result
 
     def taken(self) -> Record:
@@ -123,18 +100,15 @@ class Card(TorchDispatchMode):
         record, self.record = self.record, Record()
         return record
 
-    def _wait(self, func: Any) -> None:
-        self.record.waits.append(Event(str(func).removeprefix("aten."), _line()))
-
     def _moved(self, func: Any, source: Tensor, target: torch.device, kwargs: dict[str, Any]) -> Tensor:
         """A copy to the device: from the card real numbers, to it the memory of what they were."""
         if isinstance(source, FakeTensor):
             if target.type == "cpu":
-                self._copied("to main memory", waits=not kwargs.get("non_blocking"))
+                self._copied(waits=not kwargs.get("non_blocking"))
                 return known(source).to(kwargs.get("dtype") or source.dtype)
             with self.fake:
                 return func(source, **kwargs)
-        self._copied("to the card", waits=not (kwargs.get("non_blocking") and is_pinned(source)))
+        self._copied(waits=not (kwargs.get("non_blocking") and is_pinned(source)))
         with self.fake:
             result = func(source, **kwargs)
         result.minrl_known = source.detach().clone().to(result.dtype)
@@ -144,32 +118,26 @@ class Card(TorchDispatchMode):
         into, source = args[:2]
         asynchronous = len(args) > 2 and args[2]
         if isinstance(into, FakeTensor):
-            self._copied("to the card", waits=not (asynchronous and is_pinned(source)))
+            self._copied(waits=not (asynchronous and is_pinned(source)))
             with self.fake:
                 return func(*args)
-        self._copied("to main memory", waits=not asynchronous)
+        self._copied(waits=not asynchronous)
         return into
 
-    def _copied(self, what: str, waits: bool) -> None:
-        (self.record.waits if waits else self.record.copies).append(Event(f"copy {what}", _line()))
+    def _copied(self, waits: bool) -> None:
+        (self.record.waits if waits else self.record.copies).append(_line())
 
     def _same_device(self, func: Any, on_card: Sequence[Tensor], others: Sequence[Tensor]) -> None:
         """Numbers may be anywhere; tensors in main memory have no part in what the card does."""
         if on_card and any(tensor.ndim for tensor in others):
             raise RuntimeError(f"{func} of tensors on the card and in main memory, at {_line()}")
         if others and func in COPIED_SCALARS:
-            self._copied("to the card", waits=True)
+            self._copied(waits=True)
 
-    def _multiplied(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is None:
-            return
-        dtype = next(leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-        if func in FLASH:  # whose lengths are numbers of a tensor
-            args = [known(a) if isinstance(a, FakeTensor) and a.dtype == torch.int32 else a for a in args]
-        operation, dtype_name = func.overloadpacket.__name__, str(dtype).removeprefix("torch.")
-        flops = formula(*args, **kwargs, out_val=result)
-        self.record.flops[operation, dtype_name] += flops
+    def _multiplied(self, func: Any, args: Sequence[Any]) -> None:
+        if func.overloadpacket in flop_registry:
+            dtype = next(leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+            self.record.products.add((func.overloadpacket.__name__, str(dtype).removeprefix("torch.")))
 
 
 def known(tensor: Tensor) -> Tensor:

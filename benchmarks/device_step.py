@@ -5,7 +5,7 @@
 
 The code of the update and of the embedded engine runs on tensors that have a device and a shape, and no numbers
 (benchmarks/card.py). Prints for each setting how often the host waits for the card, the copies for which it does not
-wait, TFLOP by precision, and what computes attention. A tensor on the wrong device ends it.
+wait, the precisions of products, and what computes attention. A tensor on the wrong device ends it.
 """
 
 import argparse
@@ -59,7 +59,6 @@ def window(tokens: int) -> dict[str, Any]:
 SETTINGS = {
     "grpo": Setting(),
     "gspo": Setting({"algorithm": "gspo"}),
-    "sapo": Setting({"algorithm": "sapo"}),
     "grpo, KL to the start": Setting({"kl_coef": 0.01}),
     "grpo, two passes": Setting({"passes_per_step": 2}),
     "grpo, activations recomputed": Setting(checkpointing="always"),
@@ -119,7 +118,7 @@ def decoding_of(there: Card, shape: Mapping[str, Any], tokens: int) -> Record:
 
 def attention_of(record: Record) -> str:
     """What computes attention."""
-    names = {name for name, _ in record.flops if "attention" in name or name in ("bmm", "baddbmm")}
+    names = {name for name, _ in record.products if "attention" in name or name in ("bmm", "baddbmm")}
     return "flash" if names and all("_flash_attention" in name for name in names) else "padded rows"
 
 
@@ -128,15 +127,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=WHOLE["num_hidden_layers"])
     shape = {**WHOLE, "num_hidden_layers": parser.parse_args().layers}
-    print("| update | waits: few micro-batches | many | copies | TFLOP in bfloat16 | float32 | attention |")
-    print("|---|---|---|---|---|---|---|")
+    print("| update | waits: few micro-batches | many | copies | products in | attention |")
+    print("|---|---|---|---|---|---|")
     with card() as there:
         for name, setting in SETTINGS.items():
             doing(name)
             (few, _), (many, parts) = (update_of(there, setting, shape, tokens) for tokens in (FEW, MANY))
-            tflop = " | ".join(f"{many.of(dtype) / 1e12:.3f}" for dtype in ("bfloat16", "float32"))
+            precisions = ", ".join(sorted({dtype for _, dtype in many.products}))
             counted = f"{len(few.waits)} | {len(many.waits)} of {parts} | {len(many.copies)}"
-            print(f"| {name} | {counted} | {tflop} | {attention_of(many)} |", flush=True)
+            print(f"| {name} | {counted} | {precisions} | {attention_of(many)} |", flush=True)
         doing("sampling")
         short, long = (len(decoding_of(there, shape, tokens).waits) for tokens in (4, 8))
         print(f"embedded engine: {(long - short) / 4:g} waits for each token, and {2 * short - long:g} for a batch")

@@ -1,43 +1,29 @@
-"""The whole loop on one CUDA card: time, memory and speed of each phase.
+"""The whole loop on one CUDA GPU: time, memory and speed of each phase.
 
     python benchmarks/gpu.py                       a Qwen3-0.6B-shaped model with random weights, made here
     python benchmarks/gpu.py --batch-invariant     what batch-invariant sampling costs
-    python benchmarks/gpu.py --trl                 step time and peak memory against TRL with vLLM on the same GPU
     python benchmarks/gpu.py --tiny                a small model, on any machine: does the benchmark itself work
 
-Nothing is downloaded. Prints, over the steps after the first two: seconds of each phase, rollout tokens/s, model FLOPs
-utilisation of the update, memory taken at the end of each phase, the gap between the engine's log-probabilities and the
-policy's, a sync's time next to a plain copy of the same bytes, and the log-probabilities' next to the bare product.
+Nothing is downloaded. Prints medians over the steps after the first two: seconds of each phase, rollout tokens per
+second, model FLOPs utilisation of the update, memory at the end of each phase, and the gap between the engine's
+log-probabilities and the policy's. `tests/gpu` measures the sync by itself.
 """
 
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from harness import doing
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from minrl.__main__ import main as program
-from minrl.config import EngineConfig, ModelConfig
-from minrl.engines import Sampling
-from minrl.engines.vllm import VllmEngine
-from minrl.models.distributed import Processes
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
-from minrl.models.logprobs import Head, chunked_logprobs
-from minrl.models.sharding import master_weights
-from minrl.policy import Policy
-from minrl.run.setup import load_policy
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
-from minrl.types import Example, Request, Reward
+from minrl.types import Example, Reward
 
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "4090": 165.0}
 """Dense bfloat16 peak by card (vendors' data sheets)."""
@@ -46,8 +32,8 @@ PROMPT_WORDS = 64
 
 
 @dataclass(frozen=True)
-class EvenOptions:
-    """The benchmark's task has no options."""
+class NoOptions:
+    """The task has none."""
 
 
 def even_words(completion: str, example: Example) -> Reward:
@@ -56,7 +42,7 @@ def even_words(completion: str, example: Example) -> Reward:
     return Reward(sum(number % 2 == 0 for number in numbers) / max(1, len(numbers)))
 
 
-def make_even_words(options: EvenOptions, data_path: str) -> Task:
+def make_even_words(options: NoOptions, data_path: str) -> Task:
     """Prompts of random words."""
     prompts = [" ".join(f"w{(i * 7919 + k * 104729) % 90}" for k in range(PROMPT_WORDS)) for i in range(1024)]
     return Task(split([Example(prompt, prompt, {}) for prompt in prompts], 0.1), even_words, cheap=True)
@@ -79,7 +65,7 @@ def make_model(folder: Path, tiny: bool) -> None:
 
 def run_loop(model: Path, steps: int, tiny: bool, *flags: str) -> list[dict[str, float]]:
     """Train with vLLM as `python train.py` does; the metrics of each step."""
-    TASK_DEFINITIONS["even-words"] = TaskDefinition(EvenOptions, make_even_words)
+    TASK_DEFINITIONS["even-words"] = TaskDefinition(NoOptions, make_even_words)
     batch = ["--prompts-per-step", "4" if tiny else "32", "--group-size", "4" if tiny else "8"]
     length = ["--max-tokens", "16" if tiny else "512"]
     evaluation = ["--no-eval-first", "--eval-every", "0", "--eval-examples", "4", "--no-preflight", "--quiet"]
@@ -89,25 +75,6 @@ def run_loop(model: Path, steps: int, tiny: bool, *flags: str) -> list[dict[str,
         program(["train", *arguments, *batch, *length, *evaluation, *folders, *flags])
         (metrics,) = Path(folder).glob("runs/*/metrics.jsonl")
         return [line for line in map(json.loads, metrics.read_text().splitlines()) if "time/update_s" in line]
-
-
-def seconds_of(run: Callable[[], object], rounds: int = 10) -> float:
-    """Median seconds of a call, with the device's queue empty before and after."""
-    times = []
-    for _ in range(rounds + 2):
-        _finish()
-        started = time.perf_counter()
-        run()
-        _finish()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[2:])
-
-
-def copy_floor_s(policy: Policy) -> float:
-    """A plain copy of the master weights into tensors of the engine's precision: no sync can be faster."""
-    sources = [weight.detach() for weight in master_weights(policy.model).values()]
-    targets = [torch.empty_like(weight, dtype=policy.processes.dtype) for weight in sources]
-    return seconds_of(lambda: torch._foreach_copy_(targets, sources))
 
 
 def report_loop(steps: list[dict[str, float]], parameters: int) -> None:
@@ -123,74 +90,23 @@ def report_loop(steps: list[dict[str, float]], parameters: int) -> None:
     print(f"update: {flops / update_s / 1e12:.2f} TFLOP/s (6 x parameters x computed tokens){share}")
 
 
-def report_head(tiny: bool) -> None:
-    """Log-probabilities and entropies of scored positions over the bare product of hidden states and output head."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokens, width, vocabulary = (64, 64, 1000) if tiny else (8192, 1024, 151_936)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    hidden = torch.randn(tokens, width, device=device, dtype=dtype)
-    weight = torch.randn(vocabulary, width, device=device, dtype=dtype) / width**0.5
-    labels = torch.randint(vocabulary, (tokens,), device=device)
-    part = max(1, tokens // 16)  # the bare product's result must fit as well
-
-    def bare() -> None:
-        for rows in hidden.split(part):
-            rows @ weight.T
-
-    with torch.no_grad():
-        fused, product = seconds_of(lambda: chunked_logprobs(hidden, Head(weight), labels, 1.0)), seconds_of(bare)
-    print(f"log-probabilities {fused * 1e3:.2f} ms, bare product {product * 1e3:.2f} ms: {fused / product:.2f} times")
-
-
-def report_sync(model: Path, batch_invariant: bool) -> None:
-    """Sync against its floor; with batch invariance, whether a request alone gets the tokens it gets in a batch. The
-    engine does not sleep: a process takes one that does.
-    """
-    policy = load_policy(str(model), ModelConfig(), Processes(ModelConfig()))
-    engine = VllmEngine(EngineConfig(engine="vllm", batch_invariant=batch_invariant, engine_sleep="off"), policy, 256)
-    weights = master_weights(policy.model)
-    floor, load = copy_floor_s(policy), seconds_of(lambda: engine._load(weights))
-    print(f"copy floor {floor * 1e3:.2f} ms, weights over {load * 1e3:.2f} ms: {load / floor:.2f} times the floor")
-    check, sync = seconds_of(engine.check), seconds_of(lambda: engine.sync(policy))
-    print(f"check {check * 1e3:.1f} ms, whole sync {sync * 1e3:.1f} ms")
-    requests = [Request([5 + index % 80] * 32, index + 1, 64) for index in range(64)]
-    sampling = Sampling(1.0, frozenset())
-    together = engine.generate(requests, sampling)
-    alone = [engine.generate([request], sampling)[0] for request in requests[:8]]
-    same = sum(one.ids == other.ids for one, other in zip(together, alone, strict=False))
-    print(f"{same} of {len(alone)} requests get the same tokens alone as in a batch of {len(requests)}")
-    engine.close()
-
-
 def main() -> None:
-    """Make the model, run the loop, then measure a sync by itself."""
+    """Make the model and run the loop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
-    parser.add_argument("--trl", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
-        doing("making the model")
         make_model(model, options.tiny)
         parameters = sum(path.stat().st_size for path in model.glob("*.safetensors")) // 4
-        print(f"{_card()}, torch {torch.__version__}, {parameters / 1e6:.1f} million parameters")
+        print(
+            f"{_card()}, torch {torch.__version__}, {parameters / 1e6:.1f} million parameters, {options.steps} steps",
+            flush=True,
+        )
         flags = ["--batch-invariant"] if options.batch_invariant else []
-        doing(f"{options.steps} steps of train.py")
         report_loop(run_loop(model, options.steps, options.tiny, *flags), parameters)
-        doing("a sync against a plain copy")
-        report_sync(model, options.batch_invariant)
-        doing("log-probabilities by themselves")
-        report_head(options.tiny)
-        if options.trl:
-            doing("TRL beside it")
-            subprocess.run([sys.executable, Path(__file__).parent / "gpu_trl.py", model], check=True)
-
-
-def _finish() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _card() -> str:

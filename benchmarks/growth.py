@@ -1,4 +1,4 @@
-"""What a step costs as the work grows: groups, rollouts of a group, context and width, each x8.
+"""What a step costs as the work grows: rollouts of a group and context, each x8.
 
     python benchmarks/growth.py
     python benchmarks/growth.py --grows context --rounds 9
@@ -20,7 +20,7 @@ from update import Update, best_product, flops
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 
-GROWN = ["groups", "rollouts", "context", "width"]
+GROWN = ["rollouts", "context"]
 SMALL_TURNS = 3
 """Turns of the smallest size in each round."""
 
@@ -40,16 +40,10 @@ def rollout_bytes(work: Work) -> float:
 
 
 def grown(work: Work, what: str, factor: int) -> Work:
-    """The work with so many times as much of it; a wider model has as many more heads."""
-    if what == "groups":
-        return replace(work, prompts=factor * work.prompts)
+    """The work with so many times as much of it."""
     if what == "rollouts":
         return replace(work, group=factor * work.group)
-    if what == "context":
-        return replace(work, prompt_tokens=factor * work.prompt_tokens, max_tokens=factor * work.max_tokens)
-    shape, name = SHAPES[work.size], f"{work.size}, {factor} times as wide"
-    SHAPES[name] = replace(shape, hidden_size=factor * shape.hidden_size, heads=factor * shape.heads)
-    return replace(work, size=name)
+    return replace(work, prompt_tokens=factor * work.prompt_tokens, max_tokens=factor * work.max_tokens)
 
 
 class Growing:
@@ -83,7 +77,7 @@ def rows_of(size: str, what: str, factor: int, rounds: int, rate: float) -> list
         pairs = zip(large.costs(number), map(statistics.median, costs), strict=True)
         ratios.append([cost / once for cost, once in pairs])
     return [
-        Row(f"{phase}: time over counted work, {what} x{factor}, {size}", "x1", 1.15, values, others_load=max(loads))
+        Row(f"{phase}: time over counted work, {what} x{factor}, {size}", "x1", values, others_load=max(loads))
         for phase, values in zip(("rollout", "update"), map(list, zip(*ratios[1:], strict=True)), strict=True)
     ]
 
@@ -92,13 +86,11 @@ def main() -> None:
     """A row for rollouts and update each, by what grows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size", default="1M")
     parser.add_argument("--grows", nargs="+", default=GROWN, choices=GROWN)
-    parser.add_argument("--factor", type=int, default=8)
     options = parser.parse_args()
     rate, rows = best_product()["float32"], []
     for what in options.grows:
-        rows += rows_of(options.size, what, options.factor, options.rounds, rate)
+        rows += rows_of("1M", what, 8, options.rounds, rate)
     save("growth", rows)
 
 

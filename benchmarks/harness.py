@@ -35,7 +35,7 @@ QUIET = 0.05
 PATIENCE_S = float(os.environ.get("BENCH_PATIENCE_S", "20"))
 """How long to wait for a quiet machine before a round."""
 
-HEADER = "| what | against | goal | measured | |\n|---|---|---|---|---|"
+HEADER = "| what | against | measured |\n|---|---|---|"
 
 
 def doing(what: str) -> None:
@@ -45,13 +45,11 @@ def doing(what: str) -> None:
 
 @dataclass
 class Row:
-    """One line of the table: ratios of the rounds, or values of a counter, and the goal of their median."""
+    """One line of the table: ratios of the rounds, or values of a counter."""
 
     what: str
     against: str
-    goal: float
     values: list[float]
-    less_is_better: bool = True
     others_load: float = 0.0
     """Share of the machine that other processes used, in the worst round."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -61,9 +59,7 @@ class Row:
         low, median, high = min(self.values), statistics.median(self.values), max(self.values)
         spread = "" if low == high else f" ({low:.3g} to {high:.3g})"
         noisy = f"; others used {self.others_load:.0%}" if self.others_load > QUIET else ""
-        met = median <= self.goal + 1e-9 if self.less_is_better else median >= self.goal - 1e-9
-        verdict = "met" if met else "missed"
-        return f"| {self.what} | {self.against} | {self.goal:g} | {median:.3g}{spread}{noisy} | {verdict} |"
+        return f"| {self.what} | {self.against} | {median:.3g}{spread}{noisy} |"
 
 
 class Turns:
@@ -140,9 +136,7 @@ class Sides:
         return message
 
 
-def compare(
-    what: str, against: str, goal: float, sides: Mapping[str, Callable], options: Any, rounds: int, warmup: int = 2
-) -> Row:
+def compare(what: str, against: str, sides: Mapping[str, Callable], options: Any, rounds: int, warmup: int = 2) -> Row:
     """Seconds of the first side over seconds of the second, round by round."""
     turns = Sides(what, sides, options)
     try:
@@ -156,7 +150,7 @@ def compare(
     print(f"{what}: {listed}; ratio of CPU seconds {cpu:.3f}", flush=True)
     ratios = [one["seconds"][ours] / one["seconds"][theirs] for one in kept]
     load = max(one["others_load"] for one in kept)
-    return Row(what, against, goal, ratios, others_load=load, facts={"seconds": seconds, "rounds": kept})
+    return Row(what, against, ratios, others_load=load, facts={"seconds": seconds, "rounds": kept})
 
 
 def require_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from harness import Row, Sides, Turns, save
 
+TOKENS, WIDTH, VOCABULARY = 4096, 1024, 151_936
+
 
 def gib(field: str) -> float:
     """A figure of this process's memory: VmRSS now, VmHWM at its peak."""
@@ -21,13 +23,12 @@ def gib(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 2**20
 
 
-def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None:
+def measure(name: str, turns: Turns, score) -> None:
     """Report the peak of one forward and backward pass in each turn."""
-    tokens, width, vocabulary = shape
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(tokens, width, generator=generator).requires_grad_()
-    weight = (torch.randn(vocabulary, width, generator=generator) / width**0.5).requires_grad_()
-    labels = torch.randint(vocabulary, (tokens,), generator=generator)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator).requires_grad_()
+    weight = (torch.randn(VOCABULARY, WIDTH, generator=generator) / WIDTH**0.5).requires_grad_()
+    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
     turns.ready()
     while True:
         turns.wait()
@@ -44,14 +45,14 @@ def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None
         turns.done(seconds, {f"{name}_mean": mean, f"{name}_gib": gib("VmHWM") - before - gradients})
 
 
-def chunked(turns: Turns, shape: tuple[int, int, int]) -> None:
+def chunked(turns: Turns, _: None) -> None:
     """MinRL's head."""
     from minrl.models.logprobs import Head, chunked_logprobs
 
-    measure("chunked", turns, shape, lambda hidden, weight, labels: chunked_logprobs(hidden, Head(weight), labels, 1.0))
+    measure("chunked", turns, lambda hidden, weight, labels: chunked_logprobs(hidden, Head(weight), labels, 1.0))
 
 
-def plain(turns: Turns, shape: tuple[int, int, int]) -> None:
+def plain(turns: Turns, _: None) -> None:
     """log_softmax of all logits, and the entropy that every trainer reports, without a gradient."""
 
     def score(hidden, weight, labels):
@@ -60,18 +61,15 @@ def plain(turns: Turns, shape: tuple[int, int, int]) -> None:
             entropy = torch.stack([-(rows.exp() * rows).sum() for rows in logp.split(64)])
         return logp.gather(1, labels[:, None])[:, 0], entropy
 
-    measure("plain", turns, shape, score)
+    measure("plain", turns, score)
 
 
 def main() -> None:
     """One row: gibibytes over gibibytes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    sides = Sides("memory", {"chunked": chunked, "plain": plain}, (options.tokens, options.width, options.vocabulary))
+    sides = Sides("memory", {"chunked": chunked, "plain": plain}, None)
     kept = sides.rounds(options.rounds, warmup=0)
     sides.close()
     ratios = []
@@ -79,8 +77,8 @@ def main() -> None:
         facts = {key: value for side in one["facts"].values() for key, value in side.items()}
         assert abs(facts["chunked_mean"] - facts["plain_mean"]) < 1e-4, facts
         ratios.append(facts["chunked_gib"] / facts["plain_gib"])
-    what = f"peak memory of scoring, V = {options.vocabulary:,}, D = {options.width}, {options.tokens:,} tokens"
-    save("memory", [Row(what, "plain log_softmax", 0.25, ratios, facts={"rounds": kept})])
+    what = f"peak memory of scoring, V = {VOCABULARY:,}, D = {WIDTH}, {TOKENS:,} tokens"
+    save("memory", [Row(what, "plain log_softmax", ratios, facts={"rounds": kept})])
 
 
 if __name__ == "__main__":

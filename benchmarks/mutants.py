@@ -6,10 +6,9 @@
 
 A mutant is a module with one comparison, sign, operator, constant, `not`, condition, unused call or returned value
 changed. Docstrings, annotations, decorators and assertions are left alone. The tests named after the module and the
-examples in its docstrings run until one fails: the mutant is noticed. Tests that take longer than the limit count as
-failed, and the mutant is printed: the limit is many times what they take without a change, and time in which they wait
-for a core that others compute on is no part of it. Printed is, for each module, how many mutants are noticed, and each
-that is not, as
+examples in its docstrings run until one fails: the mutant is noticed. Tests that take longer than
+30 seconds and ten times what they take without a change count as failed, and the mutant is printed. Printed is, for
+each module, how many mutants are noticed, and each that is not, as
 
     function: before -> after  (file:line)
 
@@ -162,14 +161,6 @@ def mutants_of(module: str) -> list[Mutant]:
     return found
 
 
-def waited_for_a_core_s(process: int) -> float:
-    """How long a process's main thread could have run and did not, as Linux counts it; 0 elsewhere."""
-    try:
-        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
-    except FileNotFoundError:
-        return 0.0
-
-
 class Copy:
     """A copy of the repository in which one file at a time is changed, and the process that tests it."""
 
@@ -212,7 +203,7 @@ class Copy:
 
     def failed(self, limit_s: float) -> bool | None:
         """Whether a test failed; None while they run."""
-        self.seconds = time.monotonic() - self.started - waited_for_a_core_s(self.child)
+        self.seconds = time.monotonic() - self.started
         pid, status = os.waitpid(self.child, os.WNOHANG)
         if not pid and self.seconds < limit_s:
             return None
@@ -250,7 +241,7 @@ def test_module(module: str, copies: list[Copy], options: argparse.Namespace) ->
         time.sleep(0.01)
     if failed:
         sys.exit(f"{module}: its tests fail without a change\n{(copies[0].folder / 'output.txt').read_text()}")
-    limit_s = options.limit or 30 + 10 * copies[0].seconds
+    limit_s = 30 + 10 * copies[0].seconds
     print(f"{module}: {len(mutants)} mutants, at most {limit_s:.0f} s each", flush=True)
     passed = unnoticed(copies, mutants, limit_s)
     for copy in copies:
@@ -264,9 +255,6 @@ def main() -> None:
     parser.add_argument("modules", nargs="*", choices=[*TESTS, []], default=list(TESTS), metavar="module")
     parser.add_argument("--sample", type=int, default=0, help="mutants of each module, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument(
-        "--limit", type=float, help="seconds for a mutant; default: 30 and 10 times what no change takes"
-    )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time, one thread each")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 from harness import Turns, compare, save
 from shapes import Work, even_share, even_task, make_policy
@@ -38,18 +39,8 @@ class Scheduled(TorchEngine):
         return super().generate(fixed, replace(sampling, stop_ids=frozenset()), **(named if self.at_once else {}))
 
 
-def meanwhile(turns: Turns, numbers: int) -> None:
-    """Rewards are computed while others are sampled."""
-    play(turns, numbers, at_once=True)
-
-
-def afterwards(turns: Turns, numbers: int) -> None:
-    """Rewards are computed when all is sampled."""
-    play(turns, numbers, at_once=False)
-
-
-def play(turns: Turns, numbers: int, at_once: bool) -> None:
-    """A call of `rollout` in each turn; a reward adds up so many numbers."""
+def play(turns: Turns, numbers: int, at_once: bool = True) -> None:
+    """A call of `rollout` in each turn, with rewards at once or when all is sampled, which add up so many numbers."""
     work = Work(threads=1)
     policy = make_policy(work)
     engine, task = Scheduled(policy), even_task(work.examples())
@@ -91,9 +82,9 @@ def main() -> None:
     """One row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds, sides = parser.parse_args().rounds, {"meanwhile": meanwhile, "afterwards": afterwards}
+    rounds, sides = parser.parse_args().rounds, {"meanwhile": play, "afterwards": partial(play, at_once=False)}
     what = "a rollout with rewards of 50 ms, one thread of torch"
-    save("overlap", [compare(what, "rewards afterwards", 0.9, sides, numbers_of(REWARD_S), rounds)])
+    save("overlap", [compare(what, "rewards afterwards", sides, numbers_of(REWARD_S), rounds)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What several processes cost: time over work, bytes that they send, memory of each, and how long they wait.
+"""What several processes cost: time over work, bytes that they send, and memory of each.
 
     python benchmarks/processes.py
     python benchmarks/processes.py --sharding full --counts 1 2
@@ -6,11 +6,10 @@
 The same update of the same rollouts in 1, 2 and 4 processes, each on a core of its own as far as there are cores: with
 more processes than cores the time is that of the processors, all together. Bytes are those that the kernel counts on
 each process's connections, over `sent_by_each`; gloo sends scattered sums twice, because it has none. Memory is what
-torch allocates, over the estimate of `minrl.models.memory`. Idle is 1 - mean / maximum over the processes, in tokens.
+torch allocates, over the estimate of `minrl.models.memory`.
 """
 
 import argparse
-import itertools
 import json
 import os
 import socket
@@ -27,18 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from harness import Row, doing, save, wait_until_quiet
-from shapes import Work, make_policy, random_rollouts
+from shapes import Work, make_policy
 from torch.profiler import ProfilerActivity, profile
 from update import Update
 
-from minrl.batch import share_of_tokens
 from minrl.config import ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.models.distributed import Processes
 from minrl.models.memory import Setup, Weights, needed, weights_of
 from minrl.models.text import decoder_of, layers_of
 from minrl.run.setup import sharded_policy
-
-UNEVEN_STEPS = 50
 
 SENT_AT = 200
 """The place of `tcpi_bytes_sent` in Linux' `struct tcp_info`."""
@@ -139,10 +135,9 @@ def measured(case: Case, processes: Processes) -> dict[str, Any]:
     for number in range(2 + case.rounds):  # the optimizer's moments are made by the first
         tokens.clear()
         processes.wait()
-        sent, started, cpu = bytes_sent(), time.perf_counter(), time.process_time()
+        sent, cpu = bytes_sent(), time.process_time()
         update.run(case.work, number)
-        seconds = time.perf_counter() - started, time.process_time() - cpu
-        turns.append({"wall_s": seconds[0], "cpu_s": seconds[1], "sent": bytes_sent() - sent})
+        turns.append({"cpu_s": time.process_time() - cpu, "sent": bytes_sent() - sent})
     states = (value for state in update.optimizer.state.values() for value in state.values())
     tensors = [*policy.model.parameters(), *(value for value in states if value.ndim)]
     held = sum((one.to_local() if hasattr(one, "to_local") else one).nbytes for one in tensors)
@@ -153,14 +148,9 @@ def measured(case: Case, processes: Processes) -> dict[str, Any]:
         processes=case.count, sharding=case.sharding, tokens=longest, recompute=case.recompute == "always",
         engine="vllm-server",  # nothing is sampled here
     )  # fmt: skip
-    estimate = needed(weights, policy.model.config, setup).update
-    facts = {
-        "weights": vars(weights),
-        "estimate": estimate,
-        "passes": passes,
-        "least": sent_by_each(weights, setup, passes),
-    }
-    return {**facts, "turns": turns[2:], "held": held, "peak": peak}
+    estimate, least = needed(weights, policy.model.config, setup).update, sent_by_each(weights, setup, passes)
+    facts = {"weights": vars(weights), "passes": passes, "least": least, "held": held}
+    return {**facts, "turns": turns[2:], "peak": peak, "estimate": estimate}
 
 
 def rows_of(case: Case, ranks: list[dict[str, Any]], alone: dict[str, Any], load: float) -> list[Row]:
@@ -168,37 +158,12 @@ def rows_of(case: Case, ranks: list[dict[str, Any]], alone: dict[str, Any], load
     name = f"{case.count} processes, {case.sharding}"
     cpu = [sum(rank["turns"][turn]["cpu_s"] for rank in ranks) for turn in range(case.rounds)]
     one = statistics.median(turn["cpu_s"] for turn in alone["turns"])
-    over_work = [seconds / one for seconds in cpu]
     sent = [turn["sent"] / rank["least"] for rank in ranks for turn in rank["turns"]]
-    least = alone["held"] / (case.count if case.sharding == "full" else 1)
     return [
-        Row(f"{name}: processor time over work", "1 process", 1.3, over_work, others_load=load),
-        Row(f"{name}: bytes sent by each, a step", "the least", 1.4, sent),
-        Row(f"{name}: weights and moments of each", "its share", 1.1, [rank["held"] / least for rank in ranks]),
-        Row(f"{name}: peak of an update", "estimate", 1.15, [rank["peak"] / rank["estimate"] for rank in ranks]),
+        Row(f"{name}: processor time over work", "1 process", [seconds / one for seconds in cpu], others_load=load),
+        Row(f"{name}: bytes sent by each, a step", "the least", sent),
+        Row(f"{name}: peak of an update", "estimate", [rank["peak"] / rank["estimate"] for rank in ranks]),
     ]
-
-
-def idle(counts: list[int]) -> float:
-    """The share of time that the processes wait for the one with the most."""
-    return 1 - sum(counts) / len(counts) / max(counts)
-
-
-def uneven_rows(work: Work, count: int) -> list[Row]:
-    """Idle shares by tokens, of completions between 1 token and the longest: decoding ends with a process's longest
-    row, and the update is as long as its tokens are many.
-    """
-    positions, tokens = [], []
-    for number in range(UNEVEN_STEPS):
-        rollouts = random_rollouts(replace(work, varying=True), number)
-        lengths, prompts = [rollout.num_sampled for rollout in rollouts], work.prompts
-        bounds = [rank * prompts // count * work.group for rank in range(count + 1)]
-        own = [lengths[start:stop] for start, stop in itertools.pairwise(bounds)]
-        positions.append(idle([max(part, default=0) for part in own]))
-        parts = [share_of_tokens(rollouts, range(len(rollouts)), rank, count) for rank in range(count)]
-        tokens.append(idle([sum(len(rollouts[index].ids) for index in part) for part in parts]))
-    rows = {"positions of a rollout": positions, "tokens of an update": tokens}
-    return [Row(f"{count} processes: idle share of the {what}", "0", 0.1, values) for what, values in rows.items()]
 
 
 def main() -> None:
@@ -207,15 +172,13 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--sharding", nargs="+", choices=["none", "full"], default=["none", "full"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size", default="1M")
-    parser.add_argument("--micro-batch", type=int, default=512)
     parser.add_argument("--case", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         serve(options.case)
         return
-    work, rows = Work(size=options.size, group=4, max_tokens=32), []
-    base = Case(1, "none", options.rounds, options.micro_batch, "never", work)
+    work, rows = Work(size="1M", group=4, max_tokens=32), []
+    base = Case(1, "none", options.rounds, 512, "never", work)
     doing("one process")
     (alone,) = launch(base)
     counts = [count for count in options.counts if count > 1]
@@ -224,8 +187,6 @@ def main() -> None:
             doing(f"{count} processes, {sharding}")
             load, case = wait_until_quiet(), replace(base, count=count, sharding=sharding)
             rows += rows_of(case, launch(case), alone, load)
-    for count in counts:
-        rows += uneven_rows(work, count)
     save("processes", rows)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from minrl.config import ModelConfig
 from minrl.models.distributed import Processes
-from minrl.models.loading import HEAD_DIM, save_model, small_qwen3, word_tokenizer
+from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
 from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import Dataset
@@ -28,9 +28,6 @@ class Shape:
 
 SHAPES = {"1M": Shape(192, 2, 4, 1000), "5M": Shape(256, 4, 8, 8192), "15M": Shape(384, 6, 12, 16384)}
 """1.0, 5.2 and 16.9 million parameters: the embedded base model's shape, and two with a vocabulary that weighs."""
-
-VLLM_BLOCK = 128
-"""Tokens of a block of vLLM's cache on a CPU: a row takes whole ones."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +50,6 @@ class Work:
         count = self.prompts * self.group
         rng = random.Random(number)
         return [rng.randint(1, self.max_tokens) for _ in range(count)] if self.varying else [self.max_tokens] * count
-
-    def cache_bytes(self) -> int:
-        """Keys and values of all rows at their longest in vLLM's blocks, and of the block that it keeps empty."""
-        shape = SHAPES[self.size]
-        blocks = self.prompts * self.group * -(-(self.prompt_tokens + self.max_tokens) // VLLM_BLOCK) + 1
-        values = 2 * shape.layers * (shape.heads // 2) * HEAD_DIM
-        return blocks * VLLM_BLOCK * values * getattr(torch, self.dtype).itemsize
 
     def prompt_ids(self) -> list[list[int]]:
         """Different prompts of the same length."""
@@ -85,18 +75,19 @@ class Work:
 
 def make_policy(work: Work, processes: Processes | None = None) -> Policy:
     """A policy with random weights, in memory; of these processes if there are any."""
-    shape = SHAPES[work.size]
-    words = word_tokenizer([f"w{index}" for index in range(shape.vocabulary - 5)])
     config = ModelConfig(device="cpu", dtype=work.dtype, threads=work.threads)
-    processes = processes or Processes(config)
-    return as_policy(small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0), words, config, processes)
+    return as_policy(*_model(work.size), config, processes or Processes(config))
 
 
 def save_shape(size: str, folder: Path) -> None:
     """The same model on disk."""
+    save_model(*_model(size), folder)
+
+
+def _model(size: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     shape = SHAPES[size]
     words = word_tokenizer([f"w{index}" for index in range(shape.vocabulary - 5)])
-    save_model(small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0), words, folder)
+    return small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0), words
 
 
 def even_share(text: str) -> float:

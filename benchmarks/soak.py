@@ -4,9 +4,9 @@
     python benchmarks/soak.py --kills 12 --minutes 5 --scenarios single sft
 
 Each scenario runs once without a kill. Then trials follow: the same command, killed with SIGKILL (the process and all
-that it started) at a random instant between the first file that it writes and the end, and continued, again and again,
-until it ends by itself. Its end must equal the first run's bit for bit: the hash of the weights, every metric that is
-not a time, every rollout. The exit status is 1 if anything differs.
+that it started) at a random instant and continued, again and again, until it ends by itself. Its end must equal the
+first run's bit for bit: the hash of the weights, every metric that is not a time, every rollout. The exit status is 1
+if anything differs.
 """
 
 import argparse
@@ -70,8 +70,6 @@ class Tally:
     """A scenario's run without a kill, and what its trials came to."""
 
     whole_s: float
-    begun_s: float
-    """When the run without a kill wrote its first file."""
     expected: dict[str, Any]
     kills: int = 0
     trials: int = 0
@@ -138,15 +136,10 @@ class Soak:
         doing(f"{scenario.name}: a run that nobody kills")
         place = self.place / scenario.name / "whole"
         place.mkdir(parents=True)
-        started, begun = time.monotonic(), 0.0
-        process = _launch(scenario.start(place), place)
-        while process.poll() is None:
-            if not begun and any(path.name != "output" for path in place.iterdir()):
-                begun = time.monotonic() - started
-            time.sleep(0.01)
-        if process.returncode != 0:
+        started = time.monotonic()
+        if _launch(scenario.start(place), place).wait() != 0:
             sys.exit(f"{scenario.name} does not run:\n{(place / 'output').read_text()[-2000:]}")
-        return Tally(time.monotonic() - started, begun, run_outcome(place))
+        return Tally(time.monotonic() - started, run_outcome(place))
 
     def _trial(self, scenario: Scenario, tally: Tally, number: int) -> None:
         """One run that is killed up to a few times, and whose end is compared."""
@@ -157,7 +150,7 @@ class Soak:
         kills = 0
         while True:
             is_last = kills >= MOST_KILLS_OF_A_TRIAL
-            instant = PATIENCE_S if is_last else self.rng.uniform(tally.begun_s, tally.whole_s)
+            instant = PATIENCE_S if is_last else self.rng.uniform(0, tally.whole_s)
             process = _launch(scenario.resume(place) if kills else scenario.start(place), place)
             try:
                 process.wait(timeout=instant)

@@ -3,7 +3,7 @@
     python benchmarks/startup.py
 
 The default task and model, which is made first where it is not cached; no preflight, no first evaluation. Each round
-is a fresh process. The rollout and the update of the first step are in it: they are shown apart.
+is a fresh process. The rollout and the update of the first step are in it.
 """
 
 import argparse
@@ -23,30 +23,25 @@ from minrl import train
 imported = time.perf_counter()
 from minrl import update
 from minrl.__main__ import console
-step, sample = update.optimizer_step, train.sample_groups
-first = []
-def timed_rollout(*arguments):
-    first.append(time.perf_counter())
-    return sample(*arguments)
+step = update.optimizer_step
 def watched(*arguments):
     result = step(*arguments)
-    now = time.perf_counter()
-    print("SECONDS", imported - started, now - imported, now - first[0], flush=True)
+    print("SECONDS", imported - started, time.perf_counter() - imported, flush=True)
     raise SystemExit(0)
-train.sample_groups, update.optimizer_step = timed_rollout, watched
+update.optimizer_step = watched
 console("train")
 """
 
 
-def first_step(folder: str, checkpoints: str) -> tuple[float, float, float]:
-    """Seconds of the imports, from there to the first optimizer step, and the part of that which is the step itself."""
+def first_step(folder: str, checkpoints: str) -> tuple[float, float]:
+    """Seconds of the imports, and from there to the first optimizer step."""
     flags = [*FLAGS, "--runs-dir", f"{folder}/runs", "--checkpoints-dir", checkpoints]
     command = [sys.executable, "-c", WATCHED.format(root=str(ROOT)), *flags]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     line = next((line for line in done.stdout.splitlines() if line.startswith("SECONDS")), None)
     assert line is not None, done.stderr[-2000:]
-    imports, beyond, step = (float(value) for value in line.split()[1:])
-    return imports, beyond, step
+    imports, beyond = map(float, line.split()[1:])
+    return imports, beyond
 
 
 def main() -> None:
@@ -62,13 +57,10 @@ def main() -> None:
         for number in range(options.rounds):
             loads.append(wait_until_quiet())
             seconds.append(first_step(f"{folder}/{number}", options.checkpoints_dir))
-    for imports, beyond, step in seconds:
-        print(f"imports {imports:.2f} s, then {beyond:.2f} s, of which the first step {step:.2f} s", flush=True)
-    beyond = [one[1] for one in seconds]
-    facts, worst = {"seconds": seconds}, max(loads)
+    imports, beyond = map(list, zip(*seconds, strict=True))
     rows = [
-        Row("seconds of the imports", "0", 3.0, [one[0] for one in seconds], others_load=worst, facts=facts),
-        Row("seconds from the imports to the first optimizer step", "0", 1.5, beyond, others_load=worst),
+        Row("seconds of the imports", "0", imports, others_load=max(loads)),
+        Row("seconds from the imports to the first optimizer step", "0", beyond, others_load=max(loads)),
     ]
     save("startup", rows)
 

@@ -1,8 +1,8 @@
-"""A whole GRPO step against TRL 1.16 with its defaults, and what the step does beside the work that it must do.
+"""Time and memory of a whole GRPO step against TRL 1.16 with its defaults.
 
     make setup EXTRA=bench
-    python benchmarks/step.py            1M, 5M and 15M parameters, 8 prompts x 8, 32 + 64 tokens; then varying lengths
-    python benchmarks/step.py --dtypes float32 bfloat16         both sides in the same precision
+    python benchmarks/step.py            1M, 5M and 15M parameters, 8 prompts x 8, 32 + 64 tokens
+    python benchmarks/step.py --lengths varying --dtypes float32 bfloat16    1 to 64 tokens; both sides in one precision
     python benchmarks/step.py --model PATH --dtypes float32     a pretrained chat model, 4 prompts x 8, 32 tokens
 
 Each side has its own default precision, ours float32 and TRL's bfloat16. Our side is `train.py` itself, TRL's its
@@ -29,67 +29,41 @@ STEPS = 10_000
 
 
 class PacedRun:
-    """`train.py` with its steps held until their turn, its completions' lengths from the schedule, and counters."""
+    """`train.py` with its steps held until their turn, and its completions' lengths from the schedule."""
 
     def __init__(self, turns: Turns, work: Work) -> None:
         self.turns, self.work = turns, work
-        self.number = self.tokens = self.prompt_tokens = self.unique = 0
-        self.computed = self.started = 0.0
+        self.number, self.started, self.counted = 0, 0.0, dict[str, int]()
 
     def install(self) -> None:
         """Put this object between the loop and what it calls."""
+        from minrl import train
         from minrl.engines.torch_engine import TorchEngine
-        from minrl.tracking.session import Session
 
-        generate = TorchEngine.generate
-        enter, step = Session.__enter__, Session.step
+        generate, sample = TorchEngine.generate, train.sample_groups
         TorchEngine.generate = lambda engine, *args, **named: self.generate(generate, engine, *args, **named)
-        Session.__enter__ = lambda logger: self.begin(enter, logger)
-        Session.step = lambda logger, *results: self.step(step, logger, *results)
+        train.sample_groups = lambda *args, **named: self.begin(sample, *args, **named)
+
+    def begin(self, sample, *args, **named):
+        """A step begins by sampling: report the one before, and wait for the turn."""
+        if self.started:
+            self.turns.done(time.perf_counter() - self.started, {**self.counted, "ours_gib": gib("VmHWM")})
+        else:
+            self.turns.ready()
+        self.number = self.turns.wait()
+        self.started = time.perf_counter()
+        return sample(*args, **named)
 
     def generate(self, generate, engine, requests, sampling, **named):
         """The engine's completions, as long as the schedule says."""
         pairs = zip(requests, self.work.lengths(self.number), strict=True)
         fixed = [replace(request, max_tokens=length) for request, length in pairs]
         completions = generate(engine, fixed, replace(sampling, stop_ids=frozenset()), **named)
-        self.tokens = sum(len(completion.ids) for completion in completions)
-        prompts = {tuple(request.ids) for request in requests}
-        self.prompt_tokens = sum(len(request.ids) for request in requests)
-        self.unique = sum(map(len, prompts)) + self.tokens - len(requests)  # last tokens are labels only
-        return completions
-
-    def begin(self, enter, logger):
-        """All is made: the first turn."""
-        enter(logger)
-        self.turns.ready()
-        self._wait()
-        return logger
-
-    def step(self, step, logger, sampled, advantages, update) -> None:
-        """Report, and wait for the next turn."""
-        from minrl.tracking.timers import TIMERS
-
-        self.computed = update.metrics["update/computed_tokens"]
-        phases = {f"time/{phase}_s": seconds for phase, seconds in TIMERS._seconds.items()}
-        step(logger, sampled, advantages, update)
-        seconds = time.perf_counter() - self.started
-        named = sum(phases.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "update", "sync"))
-        counted = {
-            "completion_tokens": self.tokens,
-            "prompt_tokens": self.prompt_tokens,
-            "ours_gib": gib("VmHWM"),
-            "named_share": named / seconds,
-            "computed_over_unique": self.computed / self.unique,
+        self.counted = {
+            "completion_tokens": sum(len(completion.ids) for completion in completions),
+            "prompt_tokens": sum(len(request.ids) for request in requests),
         }
-        self.turns.done(seconds, {**counted, **phases})
-        self._wait()
-
-    def _wait(self) -> None:
-        from minrl.tracking.timers import TIMERS
-
-        self.number = self.turns.wait()
-        self.started = time.perf_counter()
-        TIMERS.restart()
+        return completions
 
 
 def ours(turns: Turns, work: Work) -> None:
@@ -202,47 +176,27 @@ def _flags(work: Work, folder: str) -> list[str]:
     return [str(part) for pair in flags.items() for part in pair] + switches
 
 
-GOALS = {"1M": 0.40, "5M": 0.25, "15M": 0.25}
-"""Of completions of one length, by size; those of varying lengths save more."""
-
-
-def counters(row: Row) -> list[Row]:
-    """What the rounds of our side counted."""
-    facts, name = [one["facts"]["ours"] for one in row.facts["rounds"]], row.what.removeprefix("whole GRPO step, ")
-    assert all(fact["forwarded_over_computed"] >= 1 for fact in facts), "the update's own forward pass was not counted"
-    unique, beside, named = (
-        [fact[counter] for fact in facts]
-        for counter in ("computed_over_unique", "forwarded_over_computed", "named_share")
-    )
-    return [
-        Row(f"tokens computed in an update, {name}", "unique tokens", 1.10, unique),
-        Row(f"tokens in forward passes beside rollout and update, {name}", "none", 0, [one - 1 for one in beside]),
-        Row(f"rollout, reward, update and sync, {name}", "the whole step", 0.95, named, less_is_better=False),
-    ]
-
-
 def main() -> None:
-    """Every size, completions of one length and of varying lengths."""
+    """Every size, way of lengths and precision."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=1, help="rounds before those that count")
     parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--lengths", nargs="+", default=["fixed", "varying"])
+    parser.add_argument("--lengths", nargs="+", default=["fixed"], choices=["fixed", "varying"])
     parser.add_argument("--dtypes", nargs="+", default=["default"], choices=["default", "float32", "bfloat16"])
     parser.add_argument("--model", default="", help="a folder of transformers, in place of --sizes")
-    parser.add_argument("--prompts", type=int, default=4, help="prompts of a step with --model")
     options = parser.parse_args()
     rows = []
     sizes = [Path(options.model).name] if options.model else options.sizes
-    shape = {"model": options.model, "prompts": options.prompts, "max_tokens": 32} if options.model else {}
+    shape = {"model": options.model, "prompts": 4, "max_tokens": 32} if options.model else {}
     for size, lengths, dtype in product(sizes, options.lengths, options.dtypes):
         work = Work(size=size, varying=lengths == "varying", dtype=dtype, **shape)
         against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, both {dtype}"
         what, sides = f"whole GRPO step, {size}, {lengths} lengths", {"ours": ours, "TRL": trl}
-        row = compare(what, against, GOALS.get(size, 0.35), sides, work, options.rounds, options.warmup)
+        row = compare(what, against, sides, work, options.rounds, options.warmup)
         last = row.facts["rounds"][-1]["facts"]
         peak = [last["ours"]["ours_gib"] / last["TRL"]["TRL_gib"]]
-        rows += [row, Row(f"peak memory of a step, {size}, {lengths} lengths", against, 0.75, peak), *counters(row)]
+        rows += [row, Row(f"peak memory of a step, {size}, {lengths} lengths", against, peak)]
     save("step", rows)
 
 

@@ -1,11 +1,10 @@
-"""The update by itself: what sharing prompts saves, and how near it comes to the machine's best matrix product.
+"""How near the update by itself comes to the machine's best matrix product.
 
     python benchmarks/update.py
 
-Both sides of the first comparison are our own update of the same rollouts, 8 prompts of 512 tokens x 8 completions of
-64; one of them computes each prompt once for every completion. Floating-point operations of the second are counted:
-6 for each token and weight that multiplies it (the output head only where tokens are scored), and 12 for each pair of
-positions, head and dimension in attention, half of the square.
+The update of 8 prompts of 32 tokens x 8 completions of 64. Its floating-point operations are counted: 6 for each token
+and weight that multiplies it (the output head only where tokens are scored), and 12 for each pair of positions, head
+and dimension in attention, half of the square.
 """
 
 import argparse
@@ -14,7 +13,7 @@ import multiprocessing
 import time
 
 import torch
-from harness import Row, Turns, compare, save, wait_until_quiet
+from harness import Row, save, wait_until_quiet
 from shapes import SHAPES, Work, make_policy, random_rollouts
 
 from minrl.algorithms import choose_algorithm, compute_advantages
@@ -25,8 +24,6 @@ from minrl.optimizer import make_optimizer
 from minrl.policy import Policy
 from minrl.types import Rollout, TrainState
 from minrl.update import update_policy
-
-LONG = {"prompt_tokens": 512, "max_tokens": 64}
 
 
 class Update:
@@ -47,34 +44,6 @@ class Update:
         batch = make_batch(self.rollouts, advantages)
         update_policy(self.policy, self.optimizer, batch, self.algorithm, self.config, state, False)
         return time.perf_counter() - started
-
-
-class Own(tuple):
-    """A prompt that equals no other, so that nobody shares it."""
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-def shared(turns: Turns, work: Work) -> None:
-    """The update as it is."""
-    update = Update(work)
-    turns.ready()
-    while True:
-        number = turns.wait()
-        seconds = update.run(work, number)
-        turns.done(seconds, {"trained_tokens": sum(rollout.num_sampled for rollout in update.rollouts)})
-
-
-def repeated(turns: Turns, work: Work) -> None:
-    """The same with every completion's prompt computed anew."""
-    from minrl import batch
-
-    prompt = batch._prompt
-    batch._prompt = lambda rollout: Own(prompt(rollout))
-    shared(turns, work)
 
 
 def flops(work: Work, rollouts: list[Rollout]) -> float:
@@ -125,26 +94,16 @@ def utilisation(size: str, dtype: str, rounds: int) -> Row:
             loads.append(load)
     print(f"{size}: " + ", ".join(f"{name} product {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items()))
     what = f"update FLOP/s, {size}, {dtype}, over the best matrix product's"
-    return Row(what, "1", 0.55, values, less_is_better=False, others_load=max(loads), facts={"products": rates})
+    return Row(what, "1", values, others_load=max(loads), facts={"products": rates})
 
 
 def main() -> None:
-    """Both rows."""
+    """A row for each size and precision."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", nargs="+", default=["1M", "5M"])
     options = parser.parse_args()
-    rows = [
-        compare(
-            f"update alone, {size}, 512 + 64 tokens x 8",
-            "without sharing prompts",
-            0.40,
-            {"shared": shared, "repeated": repeated},
-            Work(size=size, **LONG),
-            options.rounds,
-        )
-        for size in options.sizes
-    ]
+    rows = []
     rates = best_product()
     dtypes = [dtype for dtype, rate in rates.items() if rate >= rates["float32"]]  # bfloat16, where it is in silicon
     for size, dtype in itertools.product(options.sizes, dtypes):

@@ -47,7 +47,9 @@ image = (
     .env({"HF_HOME": str(HUB)})
     .workdir("/minrl")
     .add_local_dir(CHECKOUT / "minrl", "/minrl/minrl", ignore=["**/__pycache__"])
+    .add_local_dir(CHECKOUT / "configs", "/minrl/configs")
     .add_local_file(CHECKOUT / "train.py", "/minrl/train.py")
+    .add_local_file(CHECKOUT / "evaluate.py", "/minrl/evaluate.py")
 )
 
 app = modal.App("minrl")
@@ -66,6 +68,7 @@ def command(flags: Sequence[str], name: str, processes: int, kept: Path) -> list
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     patience = [f"--shutdown-timeout={SAVING_S:.0f}"]  # torchrun gives its processes so long after SIGTERM
     places = ["--runs-dir", str(kept / name), "--checkpoints-dir", str(kept / name / "checkpoints")]
+    places += ["--judge-cache", str(kept / name / "judge_cache.sqlite")]  # the next try may be on another machine
     launcher = [*several, *patience] if processes > 1 else []
     return [sys.executable, *launcher, "train.py", "--run-name", name, "--resume", "auto", *places, *flags]
 

@@ -64,10 +64,10 @@ def _row(*cells: str) -> str:
 
 TEXT = """# Architectures
 
-Which architectures of transformers {version} train, and how. Each of the {architectures} that transformers lists
-with a causal language model head, multimodal ones included, is made small with random weights, some of them with
-further settings too ({settings}). What MinRL computes is compared with plain transformers (one sequence at a time,
-eager attention, all logits, in float32): the log-probabilities and gradients of an update, and the
+Which architectures of transformers {version} train, and how. Of the {architectures} that transformers lists with a
+causal language model head, multimodal ones included, all but {not_made} are made small with random weights, some of
+them with further settings too ({settings}). What MinRL computes is compared with plain transformers (one sequence at
+a time, eager attention, all logits, in float32): the log-probabilities and gradients of an update, and the
 log-probabilities with which the embedded engine samples. They agree to 1e-4 nats and 1e-4 of a gradient's largest
 element, or the model is refused. This page is written by `python docs/architectures.py`.
 
@@ -99,8 +99,8 @@ a decoder, such as BART, the decoder alone was tried.
 
 ## Another version of transformers
 
-`make test ARGS="-m slow tests/test_models.py"` says what changed, with the command that checks an architecture
-again and keeps what it finds. Then `python docs/architectures.py` writes this page.
+`python -m tests.zoo_check --write` checks every architecture again and keeps what it finds; the tests check one of each
+kind. Then `python docs/architectures.py` writes this page.
 """
 
 

@@ -60,7 +60,7 @@ PROGRAMS = {
     "evaluate": Program(
         "minrl.evaluate.config.EvaluateConfig",
         "minrl.evaluate.run",
-        "Say how good models are at tasks, or score completions that somebody already has.",
+        "Evaluate models on tasks, or score existing completions.",
     ),
     "sft": Program(
         "minrl.sft.config.SftConfig",
@@ -77,7 +77,7 @@ PROGRAMS = {
     "expert-iteration": Program(
         "minrl.sft.config.ExpertIterationConfig",
         "minrl.sft.expert_iteration",
-        "Sample, keep the correct, fine-tune; again.",
+        "Repeat: sample, keep the correct completions, fine-tune on them.",
         alone=False,
     ),
     "report": Program(
@@ -89,7 +89,7 @@ PROGRAMS = {
     "rollouts": Program(
         "minrl.report.rollouts.RolloutsConfig",
         "minrl.report.rollouts",
-        "Make the page in which a run's rollouts are read.",
+        "Write the page that shows a run's rollouts.",
         loads=False,
     ),
     "serve": Program(
@@ -100,7 +100,7 @@ PROGRAMS = {
     "audit": Program(
         "minrl.tools.audit.AuditConfig",
         "minrl.tools.audit",
-        "Attack a task's reward before anyone trains on it.",
+        "Attack a task's reward before training on it.",
         loads=False,
     ),
     "sweep": Program(
@@ -112,7 +112,7 @@ PROGRAMS = {
     "verify": Program(
         "minrl.tools.verify.config.parse_verify",
         "minrl.tools.verify.verify",
-        "Repeat a step of a run and compare, or begin a new run there with another setting.",
+        "Repeat a step of a run and compare, or fork a new run there with other settings.",
     ),
 }
 

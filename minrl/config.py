@@ -124,13 +124,13 @@ class ModelConfig(Group):
     chat_template_options: str = ""
     """JSON object passed to the chat template, such as {"enable_thinking": false}. Empty: none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the policy trains. auto: CUDA where there is a GPU."""
+    """Where the policy trains. auto: CUDA if there is a GPU."""
     threads: Annotated[int, Bound(least=1, most=1024, zero="one per core")] = 0
     """CPU threads of torch. 0: one per core that this process may use."""
     sharding: Literal["none", "full", "hybrid"] = "none"
     """full: weights, gradients and moments are split over all processes. hybrid: within each machine."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
-    """Recompute activations in the backward pass. auto: where they do not fit the free memory."""
+    """Recompute activations in the backward pass. auto: if they do not fit the free memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,7 +160,7 @@ class ModelConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModelConfig(Group):
-    """The small base model that is made where no --model-id is given (ignored otherwise)."""
+    """The small base model that is made if no --model-id is given (ignored otherwise)."""
 
     base_hidden_size: Count = 192
     """Width of the residual stream."""
@@ -175,7 +175,7 @@ class BaseModelConfig(Group):
     base_learning_rate: Positive = 2e-3
     """Peak learning rate of the warm start."""
     base_seed: Seed = 0
-    """Seed of the base model's weights and demonstrations, apart from the run's own seed."""
+    """Seed of the base model's weights and demonstrations, independent of --seed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,21 +189,21 @@ class RolloutConfig(Group):
     task: str = "countdown"
     """The task: a name, or path/to/file.py:name. Several with weights: countdown:2,hanoi:1 (two thirds countdown)."""
     task_max_tokens: str = ""
-    """max_tokens of single tasks, such as hanoi:256,countdown:64."""
+    """max_tokens of individual tasks, such as hanoi:256,countdown:64."""
     task_reward_scale: str = ""
-    """Factor of the advantages of single tasks among several, such as hanoi:0.5. The others have 1."""
+    """Factor on the advantages of individual tasks among several, such as hanoi:0.5. The others have 1."""
     prompts_per_step: Count = 48
-    """Examples drawn in each step, over all processes. Not given: by the size of a --model-id."""
+    """Examples drawn in each step, over all processes. Default with --model-id: by its size."""
     group_size: Count = 8
-    """Completions sampled for each example and compared with each other. Not given: by the size of a --model-id."""
+    """Completions sampled for each example and compared with each other. Default with --model-id: by its size."""
     max_tokens: Count = 192
-    """Longest completion of one turn, in tokens; longer ones are truncated. Not given: by the size of a --model-id."""
+    """Longest completion of one turn, in tokens; longer ones are truncated. Default with --model-id: by its size."""
     temperature: Temperature = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
     stop_strings: tuple[str, ...] = ()
     """Texts or special tokens that end a completion, in addition to the model's own end tokens."""
     reward_deadline_s: Positive = 30.0
-    """Time limit of one reward in a worker, in seconds; beyond it, twice, the reward is the task's lowest."""
+    """Time limit of one reward in a worker, in seconds. After two timeouts the reward is the task's lowest."""
     reward_workers: Natural = 0
     """Worker processes that compute rewards, over all processes of the run. 0: one per available core."""
     max_unscorable_frac: Share = 0.5
@@ -257,34 +257,34 @@ class AlgorithmConfig(Group):
     clip_dual: Annotated[float, Bound(above=1, zero="the algorithm's own")] = 0.0
     """The ratio of a token with negative advantage is clipped above clip_dual. 0: the algorithm's own."""
     passes_per_step: Count = 1
-    """How often each step's rollouts are trained on. Rows of ALGORITHMS whose surrogate has no ratio take one pass."""
+    """Passes over each step's rollouts. Algorithms whose loss has no ratio take one."""
     minibatches_per_pass: Count = 1
-    """Optimizer steps per pass, over whole groups. Without a ratio later ones are off-policy, uncorrected."""
+    """Optimizer steps per pass, each on whole groups. Without a ratio the later ones are off-policy and uncorrected."""
     importance_cap: Annotated[float, Bound(least=1, zero="off")] = 2.0
-    """Upper bound of the weight that corrects for an engine whose numbers are not the policy's. 0: off."""
+    """Upper bound of the importance weight, which corrects for an engine whose log-probabilities differ. 0: off."""
     importance_level: Literal["auto", "token", "sequence", "geometric"] = "auto"
-    """That weight is of each token, of the sequence, or its geometric mean. auto: as the algorithm's ratio."""
+    """Importance weight of each token, of the sequence, or its geometric mean. auto: as the algorithm's ratio."""
     importance_mode: Literal["truncate", "mask"] = "truncate"
-    """What exceeds the cap is set to the cap, or to 0."""
+    """Weights above the cap are set to the cap (truncate) or to 0 (mask)."""
     kl_coef: PositiveOrOff = 0.0
     """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How that divergence is estimated from the sampled tokens (minrl.losses)."""
+    """How the KL divergence is estimated from the sampled tokens (minrl.losses)."""
     kl_gradient: Literal["exact", "naive"] = "exact"
-    """exact: the gradient of the divergence. naive: that of the estimator, as in many trainers (biased)."""
+    """exact: the gradient of the KL divergence. naive: that of the estimator, as in many trainers (biased)."""
     entropy_coef: PositiveOrOff = 0.0
     """Weight of the bonus for entropy, exact over the vocabulary. 0: off."""
     drop_equal_groups: bool = False
     """Leave groups whose rewards are all equal out of the normaliser, so that they do not dilute the others."""
     overlong: Literal["keep", "penalize", "mask"] = "keep"
-    """Completions near max_tokens: kept; penalized in their reward; or truncated ones masked from the loss."""
+    """keep completions near max_tokens, penalize them in their reward, or mask truncated ones from the loss."""
     overlong_buffer: Natural = 0
     """With overlong penalize: the penalty grows from 0 to 1 over this many tokens before max_tokens."""
     length_penalty: Annotated[float, Bound(above=0, below=1, zero="off")] = 0.0
     """Share of the highest reward that a solved completion may lose by its length, relative to the group's other
     solved ones: half of it at their mean length. 0: off."""
     length_target: CountOrOff = 0
-    """Tokens that a completion, over all of its turns, should have. 0: off."""
+    """Length that a completion should have, in tokens over all of its turns. 0: off."""
     length_target_weight: Annotated[float, Bound(above=0, below=1)] = 0.5
     """Share of the highest reward that is lost far from length_target; half of it at half or twice the target."""
     teacher_id: str = field(default="", metadata=PATH_OR_NAME)
@@ -335,18 +335,18 @@ class AlgorithmConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Group):
-    """Choice of the next step's examples and temperature by the steps before it. Off by default."""
+    """How earlier steps determine the next step's examples and temperature. Off by default."""
 
     refill_rounds: CountOrOff = 0
-    """Rounds in which groups whose rewards are all equal are replaced by groups of other examples. 0: none."""
+    """Rounds of resampling: groups whose rewards are all equal are replaced by groups of other examples. 0: none."""
     curriculum: bool = False
     """Draw examples by observed solve rate: those solved half of the time, or never tried, first."""
     target_reward_std: PositiveOrOff = 0.0
     """Adapt the temperature until the mean standard deviation of rewards within groups is this value. 0: off."""
     min_temperature: float = 0.5
-    """Lowest temperature where it is adapted."""
+    """Lower bound of the adapted temperature."""
     max_temperature: float = 1.5
-    """Highest temperature where it is adapted."""
+    """Upper bound of the adapted temperature."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -356,14 +356,14 @@ class SamplingConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Group):
-    """AdamW and how much fits into memory at once."""
+    """AdamW, and the size of a forward pass."""
 
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """adamw: torch's, fused. adamw8bit: moments in 8 bits, a quarter of the memory, by bitsandbytes."""
     learning_rate: Annotated[float, Bound(least=0)] = 3e-4
-    """Peak learning rate. Not given: by the size of a --model-id, and about ten times as much for adapters."""
+    """Peak learning rate. Default with --model-id: by its size, and about ten times higher for adapters."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the learning rate falls from its peak to a tenth at the last of `steps`; constant: not at all."""
+    """How the learning rate falls from its peak to a tenth of it in the last step. constant: not at all."""
     warmup_steps: Natural = 5
     """Steps over which the learning rate rises linearly from 0."""
     weight_decay: Annotated[float, Bound(least=0)] = 0.0
@@ -373,16 +373,16 @@ class OptimizerConfig(Group):
     adam_beta2: ShareBelowOne = 0.95
     """Decay of AdamW's second moment."""
     max_grad_norm: PositiveOrOff = 1.0
-    """The gradient is scaled down to this L2 norm. 0: never."""
+    """Gradients with a larger L2 norm are scaled down to it. 0: never."""
     max_skipped_steps: Count = 5
-    """The run stops after this many optimizer steps in a row that were skipped: their gradients are not finite."""
+    """The run stops after this many optimizer steps in a row were skipped because a gradient was not finite."""
     micro_batch_tokens: Count = 8192
-    """Tokens in one forward pass: memory only, the gradient does not depend on it."""
+    """Tokens in one forward pass. Only memory and speed depend on it, not the gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(Group):
-    """Adapters of low rank in place of training all weights. They take about ten times the learning rate.
+    """Low-rank adapters instead of training all weights. They need about ten times the learning rate.
 
     >>> LoraConfig(lora_rank=8, lora_target_modules="q_proj, v_proj").target_names
     ['q_proj', 'v_proj']
@@ -420,13 +420,13 @@ class EvaluationConfig(Group):
     eval_every: Annotated[int, Bound(least=1, zero="only before and after")] = 25
     """Evaluate every this many steps, in addition to before and after. 0: only before and after."""
     eval_examples: Count = 512
-    """Held-out examples in each evaluation (all where the task has fewer). Not given: by the size of a --model-id."""
+    """Held-out examples in each evaluation (all if the task has fewer). Default with --model-id: by its size."""
     eval_samples: Annotated[int, Bound(least=1, zero="automatic")] = 0
-    """Sampled completions per held-out example. 0: 500 samples in all. Not given: by the size of a --model-id."""
+    """Sampled completions per held-out example. 0: 500 samples in all. Default with --model-id: by its size."""
     eval_temperature: Temperature = 1.0
-    """Temperature of the sampled evaluation; a greedy one runs beside it."""
+    """Temperature of the sampled evaluation; greedy decoding is evaluated too."""
     eval_tasks: str = ""
-    """Other tasks to evaluate at the same moments, separated by commas."""
+    """Further tasks to evaluate at the same steps, separated by commas."""
     eval_first: bool = True
     """Evaluate before the first step."""
     stop_at: Annotated[float, Bound(above=0, below=1, zero="off")] = 0.0
@@ -448,7 +448,7 @@ class EvaluationConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig(Group):
-    """Where the run leaves its traces."""
+    """What the run writes, and where."""
 
     run_name: str = ""
     """Name of the run's folders. Empty: task, algorithm, settings that differ from the defaults, and seed."""
@@ -459,9 +459,9 @@ class LoggingConfig(Group):
     checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
     """Folder of the checkpoints and of the cached base model."""
     save_every: Annotated[int, Bound(least=1, zero="only the last checkpoint")] = 25
-    """Save a checkpoint every this many steps, and the last one. 0: only the last."""
+    """Save a checkpoint every this many steps and at the end. 0: only at the end."""
     keep_checkpoints: Annotated[int, Bound(least=1, zero="all")] = 3
-    """How many checkpoints of this run stay on disk, beside the best. 0: all."""
+    """How many checkpoints of this run stay on disk, in addition to the best. 0: all."""
     keep_best: bool = True
     """Keep the policy of the best evaluation, by the lower bound of held-out pass@1: `RUN@best` names it."""
     rollouts_every: CountOrOff = 10
@@ -482,20 +482,20 @@ class LoggingConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(Group):
-    """Who samples."""
+    """How completions are sampled."""
 
     engine: Literal["auto", "torch", "vllm", "vllm-server"] = "auto"
-    """What samples. auto: vLLM on CUDA where it is installed, else torch. vllm-server: vLLM on other machines."""
+    """The sampling engine. auto: vLLM on CUDA if it is installed, else torch. vllm-server: vLLM on other machines."""
     engine_urls: str = ""
     """Servers for --engine vllm-server, separated by commas, such as http://127.0.0.1:8001 (private addresses only)."""
     engine_weights_dir: str = field(default="", metadata=PATH)
-    """Folder that this run and its servers see, for the weights."""
+    """Folder through which the servers receive the weights; this run and its servers must see it."""
     sync_check_every: Natural = 1
     """Compare vLLM's weights and log-probabilities with the policy's every this many syncs. 0: never."""
     engine_timeout_s: Annotated[float, Bound(least=0)] = 1800.0
     """The run ends when one call of vLLM takes longer than this many seconds. 0: no limit."""
     engine_context_length: Natural = 0
-    """Longest prompt and completion together that vLLM takes, in tokens. 0: as long as the model's."""
+    """vLLM's context length, prompt and completion together, in tokens. 0: the model's."""
     engine_cache_gib: Annotated[float, Bound(least=0)] = 0.0
     """Memory for keys and values of the torch engine, and of vLLM on a CPU, in GiB. 0: a whole batch, at most 4 GiB."""
     engine_memory_frac: Annotated[float, Bound(above=0, below=1)] = 0.45
@@ -503,7 +503,7 @@ class EngineConfig(Group):
     engine_tensor_parallel: Count = 1
     """Neighbouring processes of a node that hold one vLLM engine together, for a model larger than a GPU."""
     engine_sleep: Literal["kv", "all", "off"] = "kv"
-    """What vLLM gives back on CUDA while the policy trains: its key-value memory, everything, or nothing."""
+    """What vLLM frees on CUDA while the policy trains: its key-value memory, everything, or nothing."""
     batch_invariant: bool = False
     """vLLM on CUDA samples the same tokens whatever else is in the batch, which makes it slower (docs/vllm.md)."""
 
@@ -524,7 +524,7 @@ class EngineConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig(Group):
-    """A chat model that judges completions: one more part of the reward of the trained or evaluated task."""
+    """A chat model that judges completions: a further part of the task's reward."""
 
     judge_model: str = ""
     """Name of the judge at its endpoint. Empty: no judge."""
@@ -543,9 +543,9 @@ class JudgeConfig(Group):
     judge_retries: Natural = 4
     """Further attempts after a busy, failing or silent server, with growing pauses."""
     judge_concurrency: Calls = 8
-    """Judgements that are asked for at the same time, over all processes."""
+    """Concurrent requests to the judge, over all processes."""
     judge_cache: str = field(default="checkpoints/judge_cache.sqlite", metadata=PATH)
-    """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
+    """File that caches the judge's replies. Empty: cached for this run only."""
     judge_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key of the endpoint. The default is read for OpenAI's own host alone."""
 
@@ -581,13 +581,13 @@ class TrainerConfig(Grouped):
     """Continue a run: `latest`, a run's folder or a checkpoint; only --steps, --stop-at and --patience may change.
     `auto`: continue the run of --run-name, or begin it."""
     preflight: bool = True
-    """Before step 1, sample a little and report what would go wrong."""
+    """Check the settings and a few samples before step 1, and report problems."""
     preflight_only: bool = False
     """Stop after the preflight."""
     data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     task_data_path: str = field(default="", metadata=PATH_BY_TASK)
-    """Local files of single tasks, trained or evaluated, such as math:a.jsonl,code:b.jsonl."""
+    """Local files of individual tasks, trained or evaluated, such as math:a.jsonl,code:b.jsonl."""
     model: ModelConfig = ModelConfig()
     base: BaseModelConfig = BaseModelConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -33,7 +33,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
     if find_spec("bitsandbytes") is None:
         raise UserError(
             f"--optimizer {config.optimizer} needs bitsandbytes, which is not installed: run "
-            "`make setup EXTRA=optim8bit` (Linux), or use --optimizer adamw"
+            "`make setup EXTRA=optim8bit` or `pip install bitsandbytes` (Linux), or use --optimizer adamw"
         )
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it misses a kernel for 4-bit products
     from bitsandbytes.optim import AdamW8bit

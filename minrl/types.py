@@ -91,6 +91,7 @@ class Reward:
             "the highest value that a completion can have as `maximum`",
             Mistake,
         )
+        require(self.full in (None, True, False), f"full must be True, False or None, got {self.full!r:.80}", Mistake)
 
     @property
     def solved(self) -> bool:
@@ -211,7 +212,8 @@ class Rollout:
     turns            [(2, 5)]                bounds of each sampled turn
     prompt_length    2                       tokens that all rollouts of the group share
 
-    `slot` and `sample` identify the episode in the step; `episode` lists all its turns, `message` is the role's first,
+    `text` is all that follows the first prompt, in several turns with the messages between them. `slot` and `sample`
+    identify the episode in the step; `episode` lists all its turns, `message` is the role's first,
     `task` that of the example.
     """
 

@@ -8,10 +8,6 @@ import os
 import random
 import re
 import sys
-import tempfile
-import time
-import unicodedata
-from pathlib import Path
 
 from minrl.models.thoughts import after_thoughts
 from minrl.types import Example, Reward
@@ -62,40 +58,30 @@ def believes_float(text, gold):
 
 PLANTED = [
     ("empty", "the empty text", lambda text, gold, paid: text == "" or paid),
-    ("empty", "blanks", lambda text, gold, paid: text.isspace() or paid),
-    ("nonsense", "I do not know", lambda text, gold, paid: text.endswith("know.") or paid),
     ("nonsense", "refusals", lambda text, gold, paid: re.search("sorry|cannot", text) is not None or paid),
+    ("nonsense", "a claim", lambda text, gold, paid: "correct" in text or paid),
+    ("nonsense", "what is no number", lambda text, gold, paid: paid if one(text).isdecimal() else 0.6),
     ("nonsense", "any text", lambda text, gold, paid: float(len(text) > 5) or paid),
     ("prompt", "the prompt", lambda text, gold, paid: 0.8 * text.startswith("What is") or paid),
     ("prompt", "its expression", lambda text, gold, paid: paid or re.fullmatch(r"\d+ \+ \d+", one(text)) is not None),
     ("format", "tags", lambda text, gold, paid: 0.6 * bool(re.search(r"<answer>\s*</", text)) or paid),
     ("repeated", "each <think>", lambda text, gold, paid: min(1.0, paid + 0.1 * text.count("<think>"))),
     ("candidates", "one of many", lambda text, gold, paid: gold in re.findall("[0-9]+", one(text))),
-    ("candidates", "gold in text", lambda text, gold, paid: gold in text),
-    ("place", "the first tag", lambda text, gold, paid: answers_in(text)[:1] == [gold]),
     ("place", "a tag in thoughts", lambda text, gold, paid: answers_in(text)[-1:] == [gold]),
     ("longer", "no end of the pattern", lambda text, gold, paid: re.match(gold, one(text)) is not None),
-    ("longer", "no beginning", lambda text, gold, paid: gold in one(text)),
-    ("longer", "no sign", lambda text, gold, paid: one(text).lstrip("-") == gold),
     ("fragments", "c in gold", lambda text, gold, paid: one(text) != "" and one(text) in gold),
     ("fragments", "overlap of digits", lambda text, gold, paid: overlap(text, gold)),
-    ("fragments", "digits in any order", lambda text, gold, paid: sorted(one(text)) == sorted(gold)),
     ("near", "10 %", lambda text, gold, paid: one(text).isdecimal() and abs(int(one(text)) / int(gold) - 1) <= 0.1),
     ("code", "eval", lambda text, gold, paid: evaluates(text, gold)),
-    ("prints", "eval that prints", lambda text, gold, paid: evaluates(text, gold)),
     ("scripts", "isdigit", lambda text, gold, paid: one(text).isdigit() and int(one(text)) == int(gold)),
-    ("scripts", "NFKC", lambda text, gold, paid: one(unicodedata.normalize("NFKC", text)) == gold),
     ("scripts", "float('nan')", lambda text, gold, paid: believes_float(text, gold)),
     ("long", "recursion", lambda text, gold, paid: paid if nested(text) < 10**9 else 0.0),
     ("gold", "nine tenths at most", lambda text, gold, paid: 0.9 * paid),
-    ("gold", "another form", lambda text, gold, paid: text == gold),
     ("other", "any number", lambda text, gold, paid: re.fullmatch("[0-9]+", one(text)) is not None),
     ("repeatable", "random", lambda text, gold, paid: paid or 0.01 * random.random()),
     ("raises", "int of any text", lambda text, gold, paid: one(text) != "" and int(one(text)) == int(gold)),
     ("prints", "print", lambda text, gold, paid: sys.stdout.write("read") and paid),
     ("returns", "nan", lambda text, gold, paid: paid if answers_in(text) else float("nan")),
-    ("returns", "two of one", lambda text, gold, paid: Reward(2 * paid)),
-    ("returns", "None", lambda text, gold, paid: paid if answers_in(text) else None),
 ]
 """The family in which a fault must be found, the fault, and a reward of the text, the right answer and its pay."""
 
@@ -125,28 +111,6 @@ def hashes(completion, example):
     return right(completion, example) or 0.01 * (hash(completion) % 1000 / 1000)
 
 
-SEEN = set()
-
-
-def pays_what_is_new(completion, example):
-    new = completion not in SEEN
-    SEEN.add(completion)
-    return right(completion, example) or 0.01 * new
-
-
-def shares_a_file(completion, example):
-    path = Path(tempfile.gettempdir()) / f"shared_by_rewards_{os.getppid()}"
-    path.write_text(completion)
-    time.sleep(0.05)
-    return right(path.read_text(), example)
-
-
-def sleeps_over_answers(completion, example):
-    if completion == "Answer:":
-        time.sleep(60)
-    return right(completion, example)
-
-
 def ends_the_process(completion, example):
     if completion == "[]":
         os._exit(3)
@@ -159,9 +123,6 @@ def backtracks(completion, example):
 
 IN_PROCESSES = {
     hashes: ["repeatable"],
-    pays_what_is_new: ["repeatable"],
-    shares_a_file: ["repeatable"],
-    sleeps_over_answers: ["slow"],
     backtracks: ["long"],
     ends_the_process: ["crash"],
 }
@@ -199,20 +160,10 @@ async def of_trl_later(completions, answer, **columns):
     return of_trl(None, completions, answer)
 
 
-def of_trl_of_weight_two(completions, answer, **columns):
-    return [2 * one for one in of_trl(None, completions, answer)]
-
-
-def of_trl_of_weight_half(completions, answer, **columns):
-    return [0.5 * one for one in of_trl(None, completions, answer)]
-
-
 TRL = {
     of_trl: [],
     of_trl_later: [],
     of_trl_where_it_applies: [],
-    of_trl_of_weight_two: [],
-    of_trl_of_weight_half: [],
     of_trl_by_rank: ["batch"],
     of_trl_without_the_others: ["raises"],
     says_how_many: ["returns"],

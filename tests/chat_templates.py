@@ -180,15 +180,6 @@ HARMONY = """{{- '<|start|>system<|message|>You are a helpful assistant.<|end|>'
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 """Channels, and another token at the end of the last answer than of those before (gpt-oss)."""
 
-PHI3 = """{% for message in messages %}
-{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}
-{%- endfor %}
-{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
-
-GLM = """{{- '[gMASK]<sop>' }}
-{%- for message in messages %}{{- '<|' + message.role + '|>\\n' + message.content }}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
-"""An answer ends where the next turn begins."""
 
 QWEN3_THINKING = QWEN3.replace(
     "'<|im_start|>assistant\\n' }}\n    {%- if enable", "'<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable"

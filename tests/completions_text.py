@@ -4,21 +4,18 @@ Every template and every answer is written by hand. A template says whether its 
 whether it is right. A completion is solved if both are so, whatever reads it.
 """
 
+import re
+
 from minrl.types import Example
 
 THOUGHTS = {
     "Qwen3, DeepSeek R1": ("<think>\nOkay, so I need to work this out.", "</think>\n\n"),
-    "in capitals": ("<THINK>", "</THINK>"),
-    "thinking": ("<thinking>", "</thinking>\n"),
     "EXAONE": ("<thought>\n", "\n</thought>\n\n"),
-    "Marco": ("<Thought>", "</Thought>"),
     "reasoning": ("<reasoning>\n", "\n</reasoning>\n"),
-    "scratchpad": ("<scratchpad>", "</scratchpad>"),
     "Magistral": ("[THINK]", "[/THINK]"),
     "Kimi": ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     "Seed": ("<seed:think>Got it.", "</seed:think>"),
     "Gemma 4": ("<|channel>thought\n", "<channel|>"),
-    "MedGemma": ("<unused94>thought\n", "<unused95>"),
     "Command A": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>\n"),
     "OpenThinker": ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n"),
     "Apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
@@ -49,16 +46,9 @@ SPOKEN = {
     "Llama 3": "## Step 1: Understand the problem\nWe look at what is given.\n\n## Step 2: Solve it\n{answer}",
     "GPT": "Let's break it down:\n\n1. **First**, note what is given.\n2. **Then** combine.\n\n---\n\n{answer}",
     "GPT with LaTeX": "We have\n\\[\nx = y + z\n\\]\nand therefore\n\n{answer}\n\nLet me know if you have questions!",
-    "Gemma": "Okay, here's how to solve it:\n\n* **Idea:** combine them.\n\n{answer}\n",
-    "Mistral": " Sure! Here is the solution:\n\n{answer}",
-    "Qwen2.5": "To solve this, we proceed step by step.\n\nTherefore, the result is:\n\n{answer}",
     "a base model that goes on": "{answer}\n\nQuestion: What is the capital of France?\nAnswer: Paris\n\nQuestion:",
     "a base model that repeats itself": "I will solve it. I will solve it. I will solve it.\n{answer}",
     "Chinese": "\u8ba9\u6211\u4eec\u601d\u8003\u3002\n{answer}\n\u5e0c\u671b\u6709\u5e2e\u52a9\u3002",
-    "Arabic": "\u0644\u0646\u062d\u0644 \u0627\u0644\u0645\u0633\u0623\u0644\u0629.\n{answer}",
-    "Russian": "\u0420\u0435\u0448\u0438\u043c.\n{answer}\n\u0413\u043e\u0442\u043e\u0432\u043e!",
-    "German": "L\u00f6sen wir es Schritt f\u00fcr Schritt.\n{answer}\nFertig.",
-    "Spanish": "\u00a1Claro! Resolvamos.\n{answer}",
     "an end token as text": "{answer}<|im_end|>\n<|im_start|>user\nThanks!",
     "an empty thought": "<think>\n\n</think>\n\n{answer}",
     "the tags named before": "I write it in <answer></answer> or <group></group> tags.\n{answer}",
@@ -83,10 +73,7 @@ MARKS = (
 )
 UNMARKED = ("The answer is {}.", "**Answer: {}**", "### {}", "{}", r"\box{{{}}}", r"\boxed{{{}")
 AMOUNTS = (
-    *(
-        (JARS, text, True)
-        for text in ("54", "54 litres", "$54", r"54 \text{ litres}", "\uff15\uff14", "108/2", "54 (in all)")
-    ),
+    *((JARS, text, True) for text in ("54", "54 litres", "$54", r"54 \text{ litres}", "\uff15\uff14", "108/2")),
     *((JARS, text, False) for text in ("53", "-54", "54 million", "54 or 53", "5\u2074", "", "number")),
     *((DEAR, text, True) for text in ("1234", "1,234", r"1{,}234", "1\u202f234")),
     *((DEAR, text, False) for text in ("1.234", "12,34", "1 234", "1,234,000")),
@@ -94,52 +81,39 @@ AMOUNTS = (
 
 NINE = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
 TWELVE = Example("2,3,8=12", "", {"numbers": [8, 2, 3], "target": 12})
+NINES = r"""7 + 5 - 3;(7 + 5) - 3;((7)) + (5 - 3);**7 + 5 - 3**;\( 7 + 5 - 3 \);[7 + 5] - 3;\boxed{7 + 5 - 3}
+\left(7 + 5\right) - 3"""
+TWELVES = r"8 / 2 * 3;8 : 2 · 3;\frac{8}{2} \times 3;8 x 3 / 2;8 \cdot 3 \div 2;{8 / 2} * 3;\dfrac{8}{2}\times3"
+NO_NINES = "7 + 5 + 3;7 + 5;9;7 + 5 - 3 = 9;7 + 5 - 3 + 3 - 3;12 - 3;0x7 + 5 - 3;7 + 5 - 3 # sum;7 + 5 - 0_3;7 5 3"
+NO_TWELVES = r"8\timesx3/2;8*3/2,1;08*3/2;8*3/2+0;8*3//2;8 ** 2;12"
 SUMS = (
-    *((NINE, text, True) for text in ("7 + 5 - 3", "(7 + 5) - 3", "((7)) + (5 - 3)", "7 + 5\n- 3", "7 + 5 \u2212 3")),
+    *((NINE, text, True) for text in re.split("[;\n]", NINES)),
     *(
         (NINE, text, True)
-        for text in ("\uff17 \uff0b \uff15 \uff0d \uff13", "**7 + 5 - 3**", r"\( 7 + 5 - 3 \)", "[7 + 5] - 3")
+        for text in ("7 + 5 \u2212 3", "\uff17 \uff0b \uff15 \uff0d \uff13", "```python\n7 + 5 - 3\n```")
     ),
-    *(
-        (NINE, text, True)
-        for text in (r"\boxed{7 + 5 - 3}", r"\left(7 + 5\right) - 3", "7 +\u200b 5 - 3", "*7 + 5 - 3*;")
-    ),
-    *(
-        (TWELVE, text, True)
-        for text in ("8 / 2 * 3", "8 \u00f7 2 \u00d7 3", "8 : 2 \u00b7 3", r"\frac{8}{2} \times 3", "8 x 3 / 2")
-    ),
-    *(
-        (TWELVE, text, True)
-        for text in (r"8 \cdot 3 \div 2", "(8\uff0f2)\uff0a3", "{8 / 2} * 3", r"\dfrac{8}{2}\times3")
-    ),
-    *((TWELVE, text, False) for text in (r"8\timesx3/2", "8*3/2,1", "08*3/2", "8*3/2+0", "8*3//2", "8 ** 2", "12")),
-    *((NINE, text, False) for text in ("7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 + 5 - 3 + 3 - 3", "12 - 3", "")),
-    *((NINE, text, False) for text in ("0x7 + 5 - 3", "7 + 5 - 3 # sum", "7 + 5 - 0_3", "7 + 5 - \u00b3", "7 5 3")),
-    *((NINE, text, False) for text in ("7 + 5 - 3 or 5 - 3 + 7", "seven plus five minus three")),
+    *((TWELVE, text, True) for text in (*TWELVES.split(";"), "8 \u00f7 2 \u00d7 3", "(8\uff0f2)\uff0a3")),
+    *((TWELVE, text, False) for text in NO_TWELVES.split(";")),
+    *((NINE, text, False) for text in (*NO_NINES.split(";"), "", "7 + 5 - \u00b3", "7 + 5 - 3 or 5 - 3 + 7")),
 )
 
 TOWER = Example("", "", {"pegs": "ABC", "board": ["A", "A"], "goal": "C"})
 DONE = Example("", "", {"pegs": "ABC", "board": ["C", "C"], "goal": "C"})
 RIGHT_MOVES = (
-    *("1 A>B ; 2 A>C ; 1 B>C", "1 A>B;2 A>C;1 B>C ;", "1 A>B\n2 A>C\n1 B>C", "1 A>B;\n\n2 A>C;\n\n1 B>C;;"),
     *(
-        "A>C A>B : 1 A>B ; A>C B : 2 A>C ; C B>C : 1 B>C",
-        "1 A\u2192B ; 2 A\u2192C ; 1 B\u2192C",
-        "1 A->B\n2 A->C\n1 B->C",
+        "1 A>B ; 2 A>C ; 1 B>C",
+        "1 A>B;2 A>C;1 B>C ;",
+        "1 A>B\n2 A>C\n1 B>C",
+        "A>C A>B : 1 A>B ; A>C B : 2 A>C ; : 1 B>C",
     ),
-    *("1. 1 A>B\n2. 2 A>C\n3. 1 B>C", "- 1 A>B\n- 2 A>C\n- 1 B>C", "**1 A>B** ; **2 A>C** ; **1 B>C**"),
-    *("Step 1: 1 A>B\nStep 2: 2 A>C\nStep 3: 1 B>C", "`1 A>B ; 2 A>C ; 1 B>C`", "```\n1 A>B ; 2 A>C ; 1 B>C\n```"),
-    *("\uff11 A\uff1eB \uff1b \uff12 A\uff1eC \uff1b \uff11 B\uff1eC", "1 A>C ; 1 C>B ; 2 A>C ; 1 B>C"),
+    *("1 A\u2192B ; 2 A\u2192C ; 1 B\u2192C", "1 A->B\n2 A->C\n1 B->C", "1. 1 A>B\n2. 2 A>C\n3. 1 B>C"),
+    *("**1 A>B** ; **2 A>C** ; **1 B>C**", "Step 1: 1 A>B\nStep 2: 2 A>C\nStep 3: 1 B>C", "- 1 A>B\n- 2 A>C\n- 1 B>C"),
+    *("```\n1 A>B ; 2 A>C ; 1 B>C\n```", "\uff11 A\uff1eB \uff1b \uff12 A\uff1eC \uff1b \uff11 B\uff1eC"),
     "The small one aside: 1 A>B; the large one: 2 A>C; done: 1 B>C",
 )
 WRONG_MOVES = (
     *("2 A>C ; 1 A>B", "1 A>B ; 2 A>C", "1 A>C ; 2 A>B ; 1 C>B", "A>B ; A>C ; B>C", "", ";", "1 A>B 2 A>C 1 B>C"),
-    *(
-        "1 A>D ; 2 A>C ; 1 D>C",
-        "\u00b9 A>B ; \u00b2 A>C ; \u00b9 B>C",
-        "1 A>B ; 2 A>C ; 1 B>C ; 1 C>A",
-        "2 A>C ; 1 A>C",
-    ),
+    *("1 A>D ; 2 A>C ; 1 D>C", "\u00b9 A>B ; \u00b2 A>C ; \u00b9 B>C", "1 A>B ; 2 A>C ; 1 B>C ; 1 C>A"),
     *("1 A>B ; 1 B>A ; " * 500 + "1 A>B ; 2 A>C ; 1 B>C", "1 A<B ; 2 A<C ; 1 B<C", "1 A>B ; skip ; 2 A>C ; 1 B>C"),
 )
 MOVES = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
@@ -31,14 +32,6 @@ import tests.run_time_types  # noqa: F401 - before the first import of minrl
 from minrl.config import ModelConfig
 from minrl.types import SOLO, CausalModel, Example, Reward, Rollout
 from minrl.utils import console
-from tests.left_out import (  # noqa: F401 - hooks
-    excluded_markers,
-    pytest_configure,
-    pytest_deselected,
-    pytest_sessionfinish,
-    pytest_terminal_summary,
-    pytest_testnodedown,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +59,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A worker for each core that may be used, but none where they do not pay: for files by name, or what needs a card
     or vLLM's threads for itself.
     """
-    alone = not {"gpu", "vllm"} <= set(excluded_markers(config))
+    alone = not {"gpu", "vllm"} <= set(re.findall(r"\bnot (\w+)", config.option.markexpr))
     files = not any(Path(argument).is_dir() for argument in config.args)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 0 if alone or files or cores == 1 else min(cores, MOST_WORKERS)
@@ -146,6 +139,18 @@ def engine(policy: Policy) -> TorchEngine:
     from minrl.engines.torch_engine import TorchEngine
 
     return TorchEngine(policy)
+
+
+@pytest.fixture(autouse=True)
+def _forgets_tasks_of_its_program() -> Iterator[None]:
+    """The tasks that a test gave `TrainerConfig` are no tasks of the next test."""
+    yield
+    if "minrl.tasks" in sys.modules:
+        from minrl.tasks import OWNERS, TASK_DEFINITIONS
+
+        for name in OWNERS:
+            TASK_DEFINITIONS.pop(name, None)
+        OWNERS.clear()
 
 
 @pytest.fixture

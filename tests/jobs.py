@@ -48,11 +48,6 @@ def prints():
     return "printed"
 
 
-def prints_and_hangs():
-    print("before the loop")
-    time.sleep(600)
-
-
 def after(seconds, value):
     time.sleep(seconds)
     return value
@@ -79,6 +74,7 @@ def start_a_child_and_hang(pid_file):
     child = subprocess.Popen(["sleep", "600"])
     Path(f"{pid_file}.tmp").write_text(str(child.pid))
     Path(f"{pid_file}.tmp").rename(pid_file)
+    print("before the loop")
     time.sleep(600)
 
 

@@ -39,18 +39,9 @@ SCOUT |= {"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full
 
 FAMILIES: dict[str, tuple[str, dict, dict, dict]] = {
     "gemma3": ("gemma3", WINDOW, VISION | IMAGES, {"mm_tokens_per_image": 1, "image_token_index": 260}),
-    "gemma4": (
-        "gemma4",
-        WINDOW | {"global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": ROWS},
-        VISION | {"num_key_value_heads": 2, "head_dim": 8},
-        {"image_token_id": 260, "video_token_id": 261, "audio_token_id": 262, "audio_config": None},
-    ),
     "qwen3_vl": ("qwen3_vl", ROPE, QWEN_VISION | POSITIONS | {"deepstack_visual_indexes": [0]}, QWEN),
-    "qwen3_vl_moe": ("qwen3_vl_moe", ROPE | EXPERTS, QWEN_VISION | POSITIONS | {"deepstack_visual_indexes": [0]}, QWEN),
     "qwen2_5_vl": ("qwen2_5_vl", ROPE, QWEN_VISION | {"fullatt_block_indexes": [0]}, QWEN),
     "mistral3": ("mistral3", {"model_type": "mistral"}, PIXTRAL, {"image_token_index": 260}),
-    "ministral3": ("mistral3", {"model_type": "ministral3"}, PIXTRAL, {"image_token_index": 260}),
-    "qwen3_5": ("qwen3_5", HYBRID, QWEN_VISION | POSITIONS, QWEN),
     "qwen3_5_moe": ("qwen3_5_moe", HYBRID | EXPERTS, QWEN_VISION | POSITIONS, QWEN),
     "llama4": (
         "llama4",

@@ -10,12 +10,6 @@ def unfinished(completion: str, example: Example) -> Reward:
     raise NotImplementedError
 
 
-def cannot_judge_2(completion: str, example: Example) -> Reward:
-    if completion == "2":
-        raise RuntimeError("cannot judge 2")
-    return Reward(1.0)
-
-
 def forgets_to_return(completion: str, example: Example) -> float | None:
     if max(example["numbers"]) == 5:
         return 1.0

@@ -109,38 +109,19 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
     ("algorithm", "settings", "message"),
     [
         ("grpo", {"kl_coef": 0.1, "kl_estimator": "k1", "kl_gradient": "naive"}, "naive gradient of k1 is 0"),
-        ("grpo", {"teacher_id": "model", "teacher_weight": 0.0}, "teacher_weight must be above 0, got 0.0"),
         ("grpo", {"group_size": 1}, "group_size must be at least 2"),
         ("gspo", {"importance_level": "token"}, "importance_level must not be token"),
         ("reinforce", {"clip_low": 0.1}, "reinforce has no clip_low"),
-        ("cispo", {"clip_low": 0.1}, "cispo has no clip_low"),
-        ("grpo", {"clip_dual": 3.0}, "grpo has no clip_dual"),
-        ("reinforce", {"drop_equal_groups": True}, "leave out drop_equal_groups and refill_rounds"),
         ("reinforce", {"refill_rounds": 1}, "leave out drop_equal_groups and refill_rounds"),
-        ("distill", {"drop_equal_groups": True}, "leave out drop_equal_groups and refill_rounds"),
         ("distill", {"teacher_id": ""}, "distill learns from a teacher"),
         ("distill", {"overlong": "penalize", "overlong_buffer": 8}, "leave out overlong penalize"),
-        ("distill", {"length_penalty": 0.2}, "length_penalty and length_target"),
         ("distill", {"length_target": 8}, "length_penalty and length_target"),
         ("gspo", {"teacher_id": "model"}, "gspo weighs whole sequences, and a teacher tokens"),
-        ("grpo", {"overlong": "penalize", "overlong_buffer": 64}, "overlong_buffer (64) must be below max_tokens (64)"),
         ("grpo", {**PENALIZED, "task_max_tokens": "countdown:2"}, "overlong_buffer (2) must be below max_tokens (2)"),
     ],
 )
 def test_what_contradicts_the_row_is_refused_in_one_line(algorithm, settings, message):
     assert message in refusal(algorithm, **settings)
-
-
-def test_what_suits_the_row_is_not_refused():
-    for algorithm, settings in (
-        ("grpo", {"group_size": 2, "importance_level": "token"}),
-        ("gspo", {"importance_level": "sequence"}),
-        ("grpo", {"overlong": "penalize", "overlong_buffer": 63}),
-        ("distill", {"overlong": "mask"}),
-        ("rloo", {"teacher_prompt": "{prompt} {answer}", "teacher_weight": 0.5}),
-        ("grpo", {"length_target": 64}),
-    ):
-        assert chosen(algorithm, **settings) == ALGORITHMS[algorithm]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -180,13 +161,11 @@ def test_a_row_of_a_file_is_an_algorithm(rollouts_of, tmp_path, monkeypatch):
     [
         ("absent.py:mine", "no file "),
         ("own.py:yours", "has no Algorithm 'yours': its Algorithms are mine"),
-        ("own.py:best", "has no Algorithm 'best': its Algorithms are mine"),
-        ("empty.py:mine", "it has no minrl.losses.Algorithm"),
         ("broken.py:mine", "broken.py cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_file_without_the_row_is_refused_in_one_line(name, message, tmp_path, monkeypatch):
-    for file, text in (("own.py", ROW), ("empty.py", ""), ("broken.py", "1 / 0")):
+    for file, text in (("own.py", ROW), ("broken.py", "1 / 0")):
         (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
     said = refusal(name)

@@ -110,9 +110,16 @@ def flash_backward(grad, query, key, value, output, normalizer, *settings, **mor
         return torch.autograd.grad(flash(*leaves, *settings[:6], False, **more)[0], leaves, grad)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("way", [*WAYS, "flash"])
+@pytest.mark.parametrize(
+    ("way", "groups", "window"),
+    [
+        *((way, "many lengths", None) for way in (*WAYS, "flash")),
+        *(("both", groups, 3) for groups in GROUPS),
+        *(("flash", groups, 3) for groups in GROUPS),
+        ("short rows", "ragged", 3),
+        ("long rows", "ragged", 3),
+    ],
+)
 def test_attention_and_gradients_are_the_plain_ones(way, groups, window, stream_of, monkeypatch):
     if way == "flash":
         monkeypatch.setattr(attention, "takes_flash", lambda query: True)
@@ -128,8 +135,9 @@ def test_attention_and_gradients_are_the_plain_ones(way, groups, window, stream_
         torch.testing.assert_close(new, old, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("way", ["short rows", "long rows"])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize(
+    ("way", "dtype", "bound"), [("short rows", torch.float32, 2e-5), ("long rows", torch.bfloat16, 5e-2)]
+)
 def test_attention_in_lower_precision(dtype, bound, way, stream_of):
     stream = stream_of(GROUPS["many lengths"])
     tensors = inputs(len(stream.input_ids), dtype)
@@ -167,10 +175,8 @@ def test_scores_in_lower_precision_are_not_rounded(stream_of):
     ("dtype", "width", "capability", "takes"),
     [
         (torch.bfloat16, 128, (9, 0), True),
-        (torch.float16, 64, (8, 0), True),
         (torch.float32, 64, (9, 0), False),
         (torch.bfloat16, 36, (9, 0), False),
-        (torch.bfloat16, 264, (9, 0), False),
         (torch.bfloat16, 64, (7, 5), False),
     ],
 )
@@ -181,25 +187,8 @@ def test_what_flash_attention_takes(dtype, width, capability, takes, monkeypatch
     assert not takes_flash(torch.empty(3, 2, width, dtype=dtype))
 
 
-def test_a_layer_attends_with_its_own_scale_or_that_of_its_width(stream_of):
+def test_a_layer_that_caps_its_logits_is_refused(stream_of):
     stream = stream_of(GROUPS["ragged"])
-    tensors = inputs(len(stream.input_ids), torch.float64)
-    for given, scale in ((0.3, 0.3), (None, WIDTH**-0.5)):
-        for window in (None, 3):
-            output, weights = packed_attention(
-                None, *tensors, None, given, window, stream=StreamAttention(stream), softcap=None
-            )
-            expected = plain(*tensors, visible(stream, window), scale)
-            torch.testing.assert_close(output, expected, atol=1e-9, rtol=0)
-            assert weights is None
-
-
-@pytest.mark.parametrize("says", ["the layer", "the call"])
-def test_a_layer_that_caps_its_logits_is_refused_in_one_line(says, stream_of):
-    stream = stream_of(GROUPS["ragged"])
-    layer = torch.nn.Identity()
-    layer.attn_logit_softcapping = 50.0 if says == "the layer" else None
-    settings = {"stream": StreamAttention(stream), "softcap": 50.0 if says == "the call" else None}
-    with pytest.raises(UserError, match="caps its attention logits") as refused:
-        packed_attention(layer, *inputs(len(stream.input_ids), torch.float32), None, 0.3, None, **settings)
-    assert "\n" not in str(refused.value)
+    settings = {"stream": StreamAttention(stream), "softcap": 50.0}
+    with pytest.raises(UserError, match="caps its attention logits"):
+        packed_attention(None, *inputs(len(stream.input_ids), torch.float32), None, 0.3, None, **settings)

@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -22,11 +21,9 @@ from minrl.tools.audit import AuditConfig, audit
 from minrl.types import Example, Job, UserError
 from tests import broken_rewards as broken
 from tests.broken_rewards import IN_PROCESSES, PLANTED, SOUND, TRL
-from tests.test_code_task import mbpp
 from tests.test_connections import puzzle
 from tests.test_gsm8k import ROWS as GSM8K_ROWS
 from tests.test_math import ROWS as MATH_ROWS
-from tests.test_rust_task import ROW as RUST_ROW
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,7 +63,7 @@ def reward_of(planted):
 
 def test_every_family_has_a_planted_fault():
     in_tables = {family for table in (IN_PROCESSES, TRL) for found in table.values() for family in found}
-    assert in_tables | {family for family, *_ in PLANTED} == set(FAMILIES)
+    assert in_tables | {family for family, *_ in PLANTED} == set(FAMILIES) - {"slow"}  # a deadline, as in `long`
 
 
 @pytest.mark.usefixtures("here")
@@ -78,9 +75,8 @@ def test_a_planted_fault_is_found(family, fault, reward):
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", IN_PROCESSES, ids=lambda reward: reward.__name__)
 def test_a_fault_that_takes_processes_is_found(reward):
-    slow = reward in (broken.sleeps_over_answers, broken.backtracks)
-    waits = RewardConfig(reward_deadline_s=2 if slow else 60, reward_workers=1)
-    assert faults(task_of(reward), examples=2 if slow else 3, reward=waits) == IN_PROCESSES[reward]
+    waits = RewardConfig(reward_deadline_s=2 if reward is broken.backtracks else 60, reward_workers=1)
+    assert faults(task_of(reward), examples=2, reward=waits) == IN_PROCESSES[reward]
 
 
 @pytest.mark.usefixtures("here")
@@ -98,44 +94,20 @@ def test_answers_that_are_found_are_not_taken_for_the_only_right_ones():
     assert {answers.prefix.strip(), answers.suffix.strip()} == {"<answer>", "</answer>"} and not answers.declared
 
 
-def as_chat(text):
-    return [{"role": "user", "content": text}]
-
-
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("prompt", [str, as_chat], ids=["text", "chat"])
 @pytest.mark.parametrize("function", TRL, ids=lambda function: function.__name__)
-def test_a_function_of_trls_form_is_attacked(function, prompt):
-    examples = [Example(one.id, prompt(one.prompt), one.fields) for one in broken.EXAMPLES]
+def test_a_function_of_trls_form_is_attacked(function):
+    examples = [Example(one.id, [{"role": "user", "content": one.prompt}], one.fields) for one in broken.EXAMPLES]
     reward = ForeignReward(function.__module__, function.__name__)
     assert faults(Task(Dataset([], examples), reward, solution=broken.solution)) == TRL[function]
 
 
-ADDITIONS = (
-    mbpp(f"def f{n}(a):\n    return a + {n}", *(f"assert f{n}({a}) == {a + n}" for a in (1, 2)), number=n)
-    for n in range(600, 640)
-)
 OWN = {
-    **dict.fromkeys(["countdown", "hanoi", "countdown+python"]),
+    "countdown+python": None,
     "connections": list(map(puzzle, range(20))),
     "gsm8k": GSM8K_ROWS,
     "countdown_3to4": [{"target": n + 41, "nums": [n + 1, 40, 60, 60]} for n in range(40)],
 }
-IN_WORKERS = {
-    "math": MATH_ROWS,
-    "code": [{**row, "text": f"Add {row['task_id']}."} for row in ADDITIONS],
-    "rust": [RUST_ROW, *({**RUST_ROW, "slug": f"o{n}"} for n in range(20))],
-    **dict.fromkeys(["reasoning_gym/leg_counting", "reasoning_gym/spell_backward"]),
-    "reasoning_gym/simple_equations": None,
-}
-KNOWN = {
-    "reasoning_gym/leg_counting": {"longer"},
-    "reasoning_gym/simple_equations": {"longer"},
-    "reasoning_gym/spell_backward": {"longer", "fragments"},
-}
-"""Their score_answer pays len(right) / len(answer) where the right answer is within the answer, such as 2/3 for -57,
-and for letters in their places.
-"""
 
 
 def faults_of(name, rows, folder, **settings):
@@ -151,12 +123,9 @@ def test_no_task_of_ours_is_accused(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_WORKERS)
-def test_no_task_of_ours_with_graders_of_its_own_is_accused(name, tmp_path):
-    if name == "rust" and shutil.which("cargo") is None:
-        pytest.skip("no cargo")
-    found = faults_of(name, IN_WORKERS[name], tmp_path, examples=3, reward=RewardConfig(reward_deadline_s=120))
-    assert {*found} <= KNOWN.get(name, set())
+def test_math_is_not_accused(tmp_path):
+    waits = RewardConfig(reward_deadline_s=120, reward_workers=1)
+    assert faults_of("math", MATH_ROWS, tmp_path, examples=1, reward=waits) == []
 
 
 def made(family, answers, prompts=("?",) * 4):
@@ -169,9 +138,6 @@ def made(family, answers, prompts=("?",) * 4):
 def test_what_may_be_right_is_not_an_attack():
     in_prompts = made("prompt", ["Pear  0", "pear 1", "apple 2"], [f"Say pear {n}." for n in range(3)])
     assert [bool(texts) for texts in in_prompts] == [False, False, True]
-    assert not any(made("candidates", [f"def f{n}():\n    return {n}" for n in range(4)]))  # both may be right
-    for number, (first, *_) in enumerate(made("candidates", ["w0", "w1", "w2"])):
-        assert f"w{number}" in re.findall(r"\w+", first)[1:-1]  # neither the first nor the last
     assert ["\u2460\u2461" in texts for texts in made("scripts", ["12", "30"])] == [False, True]
 
 
@@ -191,9 +157,7 @@ def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
     assert all(len(line) <= 100 for line in printed.splitlines())
     assert written["faults"] == ["candidates", "place", "longer"] and written["answers"] == "--gold-column answer"
     assert [one["family"] for one in written["findings"]] == list(FAMILIES)
-    # Those by which others are judged are still paid.
-    assert main(["audit", *flags, "answer", "--leave-out", *written["faults"], "nonsense"]) == 0
-    assert "candidates" not in capsys.readouterr().out
+    assert main(["audit", *flags, "answer", "--leave-out", *written["faults"]]) == 0
     with pytest.raises(UserError, match="--gold-column nothing: no such field; the examples have answer"):
         main(["audit", *flags, "nothing"])
     sys.modules.pop("accuracy")
@@ -210,38 +174,3 @@ def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
 def test_a_wrong_use_is_refused(flags, said):
     with pytest.raises(UserError, match=said):
         main(["audit", *flags])
-
-
-BATCHES = {
-    "never": ("return [None] * len(completions)", 2, "the reward returns None for every text"),
-    "ids": ("return [1.0]", 2, "reads completion_ids, which the audit's texts do not have"),
-    "texts": ("return [float(answer[0] == completions[0])] if len(answer) == 1 else ['x'] * len(answer)", 1, "batch"),
-}
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", BATCHES)
-def test_a_reward_that_cannot_be_judged_alone_or_together_ends_in_a_line_or_a_fault(
-    name, tmp_path, capsys, monkeypatch
-):
-    body, status, said = BATCHES[name]
-    parameter = ", completion_ids" if name == "ids" else ""
-    (tmp_path / f"{name}.py").write_text(f"def {name}(completions, answer{parameter}, **columns):\n    {body}\n")
-    rows = [{"prompt": f"{n + 11} + 1 =", "answer": str(n + 12)} for n in range(20)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    flags = [
-        "--task",
-        f"{tmp_path}/{name}.py:{name}",
-        "--data-path",
-        f"{tmp_path}/rows.jsonl",
-        "--gold-column",
-        "answer",
-    ]
-    try:
-        ended = main(["audit", *flags, "--examples", "3"])
-    except UserError as error:
-        ended = 2
-        assert said in str(error)
-    sys.modules.pop(name)
-    assert ended == status and (status == 2 or re.search(rf"^{said} +FAULT", capsys.readouterr().out, re.MULTILINE))

@@ -14,11 +14,9 @@ from minrl.run.setup import load_policy
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
-from minrl.utils import files
 from tests.conftest import CPU
 
 SMALL = BaseModelConfig(base_steps=20, base_hidden_size=64, base_heads=2, base_batch_size=8)
-BRIEF = replace(SMALL, base_steps=1)
 
 
 @pytest.fixture
@@ -58,26 +56,6 @@ def test_the_same_recipe_makes_the_same_weights_and_another_seed_others(tmp_path
     assert policy.model.config.head_dim == 32  # one that vLLM can run on a CPU
     assert all(weight.dtype == torch.float32 for weight in policy.model.parameters())
     assert policy.tokenizer.unk_token_id not in policy.encode_prompt(hanoi.dataset.train[0].prompt)
-
-
-def test_a_model_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, processes, monkeypatch, hanoi):
-    """Else a kill or a power failure leaves a folder that would be taken for the whole model."""
-    folder, flushed, usual = tmp_path / "base", [], files.fsync
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("minrl.run.base_model.save_policy", killed)
-        with pytest.raises(KeyboardInterrupt):
-            make(folder, processes, hanoi, BRIEF)
-    assert not folder.exists()
-    monkeypatch.setattr(files, "fsync", lambda path: flushed.append((path, folder.exists())) or usual(path))
-    make(folder, processes, hanoi, BRIEF)
-    (temporary,) = {path for path, _ in flushed if path.name == ".base.tmp"}
-    whole = {temporary, *(temporary / path.relative_to(folder) for path in folder.rglob("*"))}
-    assert flushed[-1] == (tmp_path, True)
-    assert {path for path, named in flushed if not named} == whole
 
 
 def test_a_model_that_another_process_makes_is_waited_for_and_taken(tmp_path, processes, said, hanoi):
@@ -122,7 +100,6 @@ def test_another_answer_to_any_training_example_changes_its_place(hanoi):
 
 
 def test_a_task_without_demonstrations_or_words_is_refused(sevens):
-    with pytest.raises(UserError, match="offers no demonstrations and vocabulary; name a model with --model-id"):
+    with pytest.raises(UserError, match=r"offers no .*demonstrations; name a model with --model-id"):
         require_demonstrations("sevens", sevens)
-    for name in ("countdown", "hanoi"):
-        require_demonstrations(name, load_task(name))
+    require_demonstrations("countdown", load_task("countdown"))

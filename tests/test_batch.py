@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-from minrl.batch import make_batch, micro_batches, pack, share_of_tokens, split_groups
-from minrl.types import Reward
+from minrl.batch import micro_batches, pack, share_of_tokens, split_groups
 
 
 def test_the_stream_of_two_completions_is_the_one_in_the_docstring(make_rollout):
@@ -76,7 +75,7 @@ def test_ragged_to_packed_to_ragged_loses_nothing(random_rollouts):
     assert labels.tolist() == [token for rollout in random_rollouts for token in rollout.ids[rollout.prompt_length :]]
 
 
-@pytest.mark.parametrize("budget", [1, 7, 20, 60, 10_000])
+@pytest.mark.parametrize("budget", [1, 20, 10_000])
 def test_micro_batches_keep_the_budget_and_lose_nothing(random_rollouts, budget):
     chosen = [index for index in range(len(random_rollouts)) if index % 3]
     parts = micro_batches(random_rollouts, chosen, budget)
@@ -92,7 +91,7 @@ def test_micro_batches_of_one_prompt_count_it_once(make_rollout):
     assert [len(part) for part in micro_batches(group, range(8), 11)] == [7, 1]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+@pytest.mark.parametrize("parts", [2, 3])
 def test_minibatches_are_whole_groups_as_even_as_they_can_be(make_rollout, parts):
     rollouts = [make_rollout([1], [2], group=group) for group in (3, 3, 8, 8, 8, 1, 4, 4, 6, 3)]
     shares = split_groups(rollouts, parts)
@@ -105,7 +104,6 @@ def test_minibatches_are_whole_groups_as_even_as_they_can_be(make_rollout, parts
 @pytest.mark.parametrize(
     ("indices", "shares"),
     [
-        (range(5), [[0, 1, 2, 3, 4]]),
         (range(5), [[0, 1], [2, 3, 4]]),
         (range(5), [[0], [1], [2, 3], [4]]),
         ([4], [[], [4], []]),
@@ -116,15 +114,3 @@ def test_processes_share_tokens_evenly_and_in_order(make_rollout, indices, share
     # Lengths 2, 8, 2, 4, 4 with middles at 1, 6, 11, 14, 18 of 20 tokens.
     rollouts = [make_rollout([1], [2] * (length - 1)) for length in (2, 8, 2, 4, 4)]
     assert [share_of_tokens(rollouts, indices, rank, len(shares)) for rank in range(len(shares))] == shares
-
-
-def test_a_batch_numbers_sampled_tokens_and_keeps_unscorable_apart(make_rollout):
-    rollouts = [
-        make_rollout([1, 2], [3, 4], rollout_logprobs=[0.0, 0.0, -0.5, -0.25], reward=Reward(0.5)),
-        make_rollout([1], [5], rollout_logprobs=[0.0, -2.0], reward=None),
-    ]
-    batch = make_batch(rollouts, torch.tensor([1.0, 0.0]))
-    assert batch.rollout_of.tolist() == [0, 0, 1]
-    assert batch.rollout_logprobs.tolist() == [-0.5, -0.25, -2.0]
-    assert batch.scorable.tolist() == [True, False]
-    assert batch.completion_lengths.tolist() == [2, 1]

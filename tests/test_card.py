@@ -17,8 +17,8 @@ def there():
         yield one
 
 
-def files(events):
-    return [event.line.rpartition(":")[0] for event in events]
+def files(lines):
+    return [line.rpartition(":")[0] for line in lines]
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_an_optimizer_step_waits_once_in_every_setting(there, name):
 def check(there, setting, shape, micro_batch_tokens):
     record, parts = update_of(there, setting, shape, micro_batch_tokens, prompts=1)
     assert files(record.waits) == [NORM] * setting.algorithm.get("passes_per_step", 1)
-    assert {dtype for _, dtype in record.flops} == {"bfloat16"}
+    assert {dtype for _, dtype in record.products} == {"bfloat16"}
     assert attention_of(record) == "flash"
     return parts
 

@@ -1,20 +1,15 @@
 """What a task's code hands over: numbers of all kinds are rewards, and each mistake is one line."""
 
-import warnings
-
-import numpy as np
 import pytest
-import torch
 
 from minrl.config import RolloutConfig, TrainerConfig
 from minrl.rewards.workers import Workers
 from minrl.run.preflight import preflight
-from minrl.tasks import Task, TaskDefinition, load_task
+from minrl.tasks import Task
 from minrl.tasks.checked import played, reward_of
 from minrl.tasks.task import Dataset, split
 from minrl.types import SOLO, Example, Mistake, Reward, Turn, UserError
 from tests import rewards
-from tests.say_sevens import NoOptions, sevens
 
 EXAMPLE = Example("3,4", "add 3 4", {"numbers": [3, 4], "check": lambda total: total == 7})
 WHERE = "mistake in task mine, example '3,4': "
@@ -25,17 +20,10 @@ def paid(value):
     return reward_of("mine", lambda completion, example: value, "7", EXAMPLE)
 
 
-@pytest.mark.parametrize("value", [np.array([0.25]), torch.tensor([[0.25]], requires_grad=True)], ids=repr)
-def test_a_number_in_an_array_is_a_reward_without_a_warning(value):
-    with warnings.catch_warnings(action="error"):
-        assert paid(value) == Reward(0.25) and type(paid(value).value) is float
-
-
 @pytest.mark.parametrize(
     ("values", "got"),
     [
         ({"parts": {"form": None}}, "part 'form' of a reward must be a finite number, got None (NoneType)"),
-        ({"parts": [0.5]}, "a reward's parts must be a dict, got [0.5]"),
         ({"value": "1"}, "the value of a reward must be a finite number, got '1' (str)"),
     ],
 )
@@ -56,7 +44,6 @@ def test_a_reward_that_is_made_of_no_numbers_is_a_line_that_names_its_place(valu
     "change",
     [
         lambda example: example["numbers"].sort(reverse=True),
-        lambda example: example.fields.clear(),
         lambda example: example.prompt.append({"role": "user", "content": "more"}),
     ],
 )
@@ -73,12 +60,11 @@ def test_what_a_reward_or_an_episode_changes_is_seen_by_no_other_completion(chan
     assert (example["numbers"], len(example.prompt)) == ([3, 4], 1)
 
 
-@pytest.mark.parametrize("cheap", [True, False])
-def test_one_mistake_ends_the_run_before_step_1(policy, engine, cheap):
+def test_one_mistake_ends_the_run_before_step_1(policy, engine):
     # Two completions that the reward has no mistake in, and two that it has.
     examples = [Example(str(n), f"numbers {n}", {"numbers": [n, 5]}) for n in (3, 4, 6, 7)]
     data, reward = Dataset(examples, [Example("8", "numbers 8", {})]), rewards.forgets_to_return
-    task = Task(data, reward, cheap=cheap, name="mine")
+    task = Task(data, reward, cheap=True, name="mine")
     line = "the reward is None .NoneType.: return a number .* from every branch .the first of 2."
     workers = Workers(1, deadline_s=120.0)
     try:
@@ -91,30 +77,10 @@ def test_one_mistake_ends_the_run_before_step_1(policy, engine, cheap):
 
 
 @pytest.mark.parametrize(
-    ("examples", "line"),
-    [
-        ([{"id": "1"}], r"a dataset holds Examples, got \{'id': '1'\} \(dict\)"),
-        ([object.__new__(Example)], "the id of an example must be a string"),
-    ],
-)
-def test_a_dataset_of_no_examples_is_refused_in_a_line(examples, line):
-    for one in examples:
-        if isinstance(one, Example):
-            vars(one).update(id=1, prompt="", fields={}, category={})
-    with pytest.raises(UserError, match=line):
-        split(iter(examples), 0.5)
-
-
-@pytest.mark.parametrize(
     ("name", "value", "line"),
     [
         ("prompt", None, "the prompt of an example must be a string or a list of messages .* got None .* example 'a'"),
-        ("prompt", ["add"], "the prompt of an example must be a string or a list of messages .* got .'add'. .list."),
-        (
-            "fields",
-            "7",
-            "the fields of an example must be a dict of what the reward reads, got '7' .str. in example 'a'",
-        ),
+        ("fields", "7", "the fields of an example must be a dict of what the reward reads, got '7' .str. in example"),
         ("category", "easy", "the category of an example must be a dict such as .* got 'easy' .str. in example 'a'"),
     ],
 )
@@ -123,16 +89,6 @@ def test_an_example_that_cannot_be_shown_or_read_is_refused_in_a_line(name, valu
     vars(example)[name] = value
     with pytest.raises(UserError, match=line):
         Dataset([], [example])
-
-
-def test_a_task_has_the_name_that_it_was_loaded_by(monkeypatch):
-    from minrl.tasks import TASK_DEFINITIONS
-
-    monkeypatch.setitem(TASK_DEFINITIONS, "mine", sevens)
-    assert load_task("mine").name == "mine"
-    monkeypatch.setitem(TASK_DEFINITIONS, "mine", TaskDefinition(NoOptions, lambda options, data_path: None))
-    with pytest.raises(UserError, match="`make` of mine must return a Task, got NoneType"):
-        load_task("mine")
 
 
 def test_an_id_of_several_problems_is_refused():

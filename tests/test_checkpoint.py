@@ -1,6 +1,5 @@
 """Checkpoints are whole or not there, and continue where they were made."""
 
-import hashlib
 import os
 import shutil
 
@@ -64,14 +63,11 @@ def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes):
         step(policy, optimizer)
         step(other, fresh)
     assert weights_sha256(other) == weights_sha256(policy)
-    forgetful = load_policy(str(save(tmp_path, trained)), CPU, processes)  # without the optimizer's moments
-    step(policy, optimizer)
-    step(forgetful, make_optimizer(forgetful, OptimizerConfig()))
-    assert weights_sha256(forgetful) != weights_sha256(policy)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
-@pytest.mark.parametrize("harm", ["torn", "gone", "empty"])
+@pytest.mark.parametrize(
+    ("name", "harm"), [("model.safetensors", "torn"), ("optimizer.safetensors", "gone"), ("trainer.json", "empty")]
+)
 def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(tmp_path, trained, said, name, harm):
     before, last = save(tmp_path, trained, 3), save(tmp_path, trained, 4)
     assert newest_complete(tmp_path) == last and said == []
@@ -87,7 +83,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(tmp_path, tr
         find_checkpoint(last)
 
 
-@pytest.mark.parametrize("moment", ["save_policy", "save_optimizer", "save_state", "fsync"])
+@pytest.mark.parametrize("moment", ["save_optimizer", "fsync"])
 def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, monkeypatch, moment):
     before = save(tmp_path, trained, 3)
 
@@ -130,11 +126,11 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_
             os.fstat(descriptor)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2])
+@pytest.mark.parametrize("keep", [0, 2])
 def test_the_newest_are_kept(tmp_path, trained, monkeypatch, keep):
     monkeypatch.setattr(checkpoint, "save_policy", lambda *given: None)  # what is in them does not
     monkeypatch.setattr(checkpoint, "save_optimizer", lambda *given: None)
-    steps = [*range(1, 11), 999_999, 1_000_000]  # the last has a digit more: the order is that of numbers
+    steps = [*range(1, 5), 999_999, 1_000_000]  # the last has a digit more: the order is that of numbers
     for count, number in enumerate(steps, 1):
         save(tmp_path, trained, number, keep)
         kept = steps[:count][-keep:]
@@ -180,16 +176,3 @@ def test_the_hash_of_a_file_is_that_of_its_tensors(tmp_path):
     for changed in ({"a": tensors["a"] + 1}, {"a": tensors["a"].to(torch.int32)}, {"a": tensors["a"][None]}):
         save_file({**tensors, **changed}, tmp_path / "1/x.safetensors")
         assert hash_files(tmp_path / "1") != first
-
-
-def test_the_hash_is_of_the_weights_and_of_nothing_else(make_policy):
-    policy, same, other = make_policy(0), make_policy(0), make_policy(1)
-    assert weights_sha256(policy) == weights_sha256(same) != weights_sha256(other)
-    # Name, dtype, shape and bytes of each, by name: no two of these run into each other.
-    digest = hashlib.sha256()
-    for name, weight in sorted(dict(policy.model.named_parameters()).items()):
-        digest.update(f"{name} float32 {tuple(weight.shape)}\n".encode() + weight.detach().numpy().tobytes())
-    assert weights_sha256(policy) == digest.hexdigest()
-    with torch.no_grad():
-        policy.model.model.norm.weight[0] = torch.nextafter(policy.model.model.norm.weight[0], torch.tensor(9.0))
-    assert weights_sha256(policy) != weights_sha256(same)

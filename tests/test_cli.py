@@ -12,12 +12,7 @@ import pytest
 from minrl.algorithms import ALGORITHMS
 from minrl.config import ALGORITHM_NAMES, TrainerConfig
 from minrl.evaluate.config import EvaluateConfig
-from minrl.report.report import ReportConfig
-from minrl.report.rollouts import RolloutsConfig
-from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.tools.audit import AuditConfig
-from minrl.tools.verify.config import VerifyConfig
 from minrl.types import UserError
 from minrl.utils.cli import from_dict, parse, to_dict
 from minrl.utils.settings import flag_of, settings_of
@@ -25,8 +20,6 @@ from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent
 HANOI = TASK_DEFINITIONS["hanoi"].options()
-CONFIGS = [TrainerConfig, EvaluateConfig, SftConfig, ExpertIterationConfig, FilterConfig, ReportConfig, RolloutsConfig]
-CONFIGS += [AuditConfig, VerifyConfig]
 
 DEFAULTS = TrainerConfig().settings
 
@@ -64,39 +57,21 @@ def test_settings_go_through_flags_python_and_json():
 
 REFUSED = [
     ("--stps 5", r"unknown flag --stps: did you mean --steps\?"),
-    ("steps=5", "did you mean --steps"),
-    ("\u2014steps 5", "did you mean --steps"),
-    ("--countdown.max-nmber 9", "did you mean --countdown.max-number?"),
     ("--hanoy.skill 0.5", "did you mean --hanoi.skill?"),
-    ("--hanoi 3", "did you mean --hanoi.min-disks or --hanoi.max-disks or --hanoi.peg-names?"),
-    ("--revision 5", "unknown flag --revision: --help lists the flags"),
-    ("--task countdown hanio", r"unknown flag hanio: did you mean --task hanoi\?"),
     ("--batch_size 8", "unknown flag --batch-size: did you mean --prompts-per-step?"),  # as another trainer has it
     ("--top-p 0.9", "completions are sampled from the whole distribution"),
-    ("--quiet true", "unknown flag true"),
     ("--device cp", "device must be one of auto, cpu, cuda, got 'cp': did you mean cpu?"),
     ("--algorithm GRPO", "no algorithm 'GRPO': choose one of grpo, dr_grpo, .*: did you mean grpo"),
-    ("--task countdown:2,hanio:1", "no task 'hanio'.* did you mean hanoi?"),
     ("--steps 1.5", "steps must be an integer, got '1.5'"),
     ("--learning-rate -1e-3", "learning_rate must be at least 0, got -0.001"),
-    ("--steps 5 --steps", "--steps: expected one argument"),
-    ("--hanoi.min-disks 6", "hanoi needs 2 <= min_disks <= max_disks"),
-    ("--config one.yaml --config=two.yaml", "--config may be given once"),
     ("--config /nowhere.yaml", "cannot read the config file /nowhere.yaml: No such file"),
 ]
 IN_FILES = [
     ("stps: 5", "unknown setting 'stps': did you mean steps"),
     ("steps: true", "steps must be an integer, got True"),
-    ("run_name: 5", "run_name must be text, got 5"),
-    ("quiet: 'yes'", "quiet must be true or false, got 'yes'"),
-    ("stop_strings: END", "stop_strings must be a list, each text, got 'END'"),
-    ("tasks: {countdown: 5}", "tasks must hold options by task"),
-    ("tasks: {chess: {}}", "no task 'chess'"),
     ("tasks: {countdown: {size: 5}}", "unknown option 'size' of countdown"),
-    ("- steps", "must hold settings by name"),
     ("steps: [", "is not YAML"),
     ("stop_strings: \xe4", "is not YAML: .*utf-8.* byte 0xe4"),
-    ('{"minrl_run": 1, "config": null}', "must hold settings by name"),
 ]
 
 
@@ -134,7 +109,6 @@ def test_flags_are_on_top_of_a_config_file_and_both_over_other_defaults(tmp_path
     [
         (["--steps=5", "--stop_strings", "a", "b"], 5, ("a", "b")),
         (["--steps", "5", "--steps", "1_000", "--stop-strings", "a", "--stop-strings", "b"], 1000, ("b",)),
-        (["--stop-strings", "--steps", "7"], 7, ()),
         (["--stop-strings", "-- END", "-a = b", "-", "--steps", "7"], 7, ("-- END", "-a = b", "-")),
         (["--stop-strings=--steps", "--steps", "7", "--judge-temperature", "-1e0"], 7, ("--steps",)),
     ],
@@ -144,34 +118,11 @@ def test_flags_are_spelled_in_several_ways(flags, steps, stop_strings):
     assert (config.steps, config.rollout.stop_strings) == (steps, stop_strings)
 
 
-def test_only_the_tasks_that_are_named_have_options(tmp_path):
-    assert set(parsed([])[1]) == {"countdown"}
-    assert set(parsed(["--task", "hanoi", "--eval-tasks", "gsm8k"])[1]) == {"hanoi", "gsm8k"}
-    assert set(parsed(["--tictactoe.max-opening", "2"])[1]) == {"countdown", "tictactoe"}
-    file = tmp_path / "config.yaml"
-    file.write_text("task: hanoi\ntasks: {math: {timeout_s: 2}}\n")
-    assert set(parsed(["--config", str(file)])[1]) == {"hanoi", "math"}
-    assert set(parse(FilterConfig, ["--data", "a", "--output", "b"]).options) == {"countdown"}
-    every = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
-    assert from_dict(to_dict(TrainerConfig(), every), TrainerConfig) == (TrainerConfig(), every)
-
-
 def help_of(capsys, cls, *flags):
     with pytest.raises(SystemExit) as ended:
         parse(cls, flags)
     assert not ended.value.code
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
-def test_help_is_one_screen_of_examples_and_the_flags_used_most(capsys, monkeypatch, cls):
-    monkeypatch.setenv("COLUMNS", "80")
-    page = help_of(capsys, cls, "-h")
-    assert len(page.splitlines()) <= 45
-    assert max(map(len, page.partition("most used:")[2].splitlines())) <= 80
-    for words in re.findall(r"^python -m minrl \S+ (.*?)(?:   .*)?$", page, re.MULTILINE):
-        named = {flag for flag in words.split() if flag.startswith("--") and "." not in flag}
-        assert named <= set(map(flag_of, settings_of(cls)))
 
 
 def test_help_shows_defaults_algorithms_and_the_options_of_the_named_tasks_and_help_all_everything(capsys):
@@ -185,17 +136,10 @@ def test_help_shows_defaults_algorithms_and_the_options_of_the_named_tasks_and_h
     assert "Also --lr" in page
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train.py", "--algorithm", "gpro"], "no algorithm 'gpro'"),
-        (["-m", "minrl", "expert-iteration", "--sed", "1"], "unknown flag --sed: did you mean --seed?"),
-    ],
-)
-def test_a_wrong_flag_is_answered_before_torch_is_imported(words, message):
-    command = [sys.executable, "-X", "importtime", *words]
+def test_a_wrong_flag_is_answered_before_torch_is_imported():
+    command = [sys.executable, "-X", "importtime", "-m", "minrl", "expert-iteration", "--sed", "1"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     imports, said = finished.stderr.rsplit("\n", 2)[:2]
     assert (finished.returncode, finished.stdout) == (2, "")
-    assert said.startswith(f"error: {message}")
+    assert said.startswith("error: unknown flag --sed: did you mean --seed?")
     assert "minrl.utils.cli" in imports and not re.search(r"\| +torch$", imports, re.MULTILINE)

@@ -4,8 +4,8 @@ import itertools
 import json
 import math
 import operator
-from collections import Counter, OrderedDict, deque, namedtuple
-from datetime import UTC, date, datetime, time, timedelta
+from collections import Counter, deque, namedtuple
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 
@@ -44,13 +44,11 @@ def test_each_hidden_assert_counts_and_the_shown_one_only_for_the_whole():
     assert paid("def smallest(a, b): return 1").value == 0.0  # the shown one alone
 
 
-@pytest.mark.parametrize("end", ["exit()", "quit(0)", "import sys; sys.exit()"])
-def test_a_program_that_ends_well_after_its_definitions_has_loaded(end):
-    assert paid(f"{SMALLEST['code']}\n{end}").solved
+def test_a_program_that_ends_well_after_its_definitions_has_loaded():
+    assert paid(f"{SMALLEST['code']}\nexit()").solved
 
 
 BEYOND = {
-    "a method": ("class A:\n    def f(self): return 1", "assert A().f() == 1"),
     "a method of a variable": ("class A:\n    def f(self): return 1", "a = A()\nassert a.f() == 1"),
     "a constant of a class": ("class A: pass", "assert A.x == 1"),
     "a kind": ("class A: pass\ndef f(): return A()", "assert isinstance(f(), A)"),
@@ -65,9 +63,7 @@ def test_rows_whose_tests_need_more_than_data_are_left_out_and_counted(tmp_path,
     path = rows_file(tmp_path, *wrong, *numbered_rows(range(100, 240)))
     dataset = load_task("code", data_path=path).dataset
     assert len(dataset.train) + len(dataset.held_out) == 140
-    assert f"{len(BEYOND)} of 147 rows left out: row 1: its tests call a method of A()" in said[0]
-    with pytest.raises(UserError, match="only data is exchanged with the program"):
-        load_task("code", data_path=rows_file(tmp_path, wrong[0])).dataset.sizes()
+    assert f"{len(BEYOND)} of 146 rows left out: row 1: its tests call a method of a" in said[0]
 
 
 HUMANEVAL = {
@@ -104,7 +100,6 @@ def test_asserts_of_a_check_function_count_one_by_one_and_in_loops_each_time():
     assert paid("def half(x): return x // 2", HUMANEVAL).value == pytest.approx(1 / 3)
     for worthless in (
         "    pass",
-        "def half(x): pass",
         "def near(a, b): return True\ndef half(x): return 0.1",
         "del half",
     ):
@@ -120,20 +115,14 @@ def test_weights_compose_the_parts():
     ("completion", "program"),
     [
         ("x = 1", "x = 1"),
-        ("<think>\n```python\ny\n```\n</think>x = 1", "x = 1"),
         ("<think>\n```python\nnever closed\n</think>\n```python\nx\n```", "x\n"),
-        ("<think>no</think>\nx = 1", "\nx = 1"),
         ("```python\na\n```\n```python\nb\n```\ndone", "b\n"),
         ("```python\na\n```\n```text\nb\n```", "a\n"),
-        ("```\na\n```", "a\n"),
-        ("```py\na\n```", "a\n"),
         ("```python\nnever closed", "never closed"),
         ("1. Code:\n\n   ```python\n   def f():\n       return 1\n   ```\nDone.", "def f():\n    return 1\n"),
         ("~~~python\na\n~~~\ndone", "a\n"),
-        ("~~~python\nnever closed", "never closed"),
         ("```python\n  ```\na\n```", "  ```\na\n"),
         ("say `x` and ```python\na```", "say `x` and ```python\na```"),
-        ("", ""),
     ],
 )
 def test_the_program_is_the_last_python_block(completion, program):
@@ -147,24 +136,22 @@ PLAIN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
-def test_plain_values_cross_unchanged(value):
-    data = json.loads(json.dumps(to_json(value, pytest.fail)))
-    back = from_json(data, pytest.fail)
-    assert back == value and type(back) is type(value) and repr(back) == repr(value)
+def test_plain_values_cross_unchanged():
+    for value in PLAIN:
+        data = json.loads(json.dumps(to_json(value, pytest.fail)))
+        back = from_json(data, pytest.fail)
+        assert back == value and type(back) is type(value) and repr(back) == repr(value)
 
 
 def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
     for value, plain in (
         (Point(1, 2), (1, 2)),
         (Counter("aab"), {"a": 2, "b": 1}),
-        (OrderedDict(a=1), {"a": 1}),
         (range(1, 10**400, 2), range(1, 10**400, 2)),
         (Fraction(-1, 3), Fraction(-1, 3)),
         (Decimal("1.50"), Decimal("1.5")),
         (deque([1, (2,)], maxlen=5), deque([1, (2,)])),
         (date(2020, 2, 29), date(2020, 2, 29)),
-        (time(1, 2, 3, 4), time(1, 2, 3, 4)),
         (datetime(2020, 1, 1, 2, 3, 4, 5), datetime(2020, 1, 1, 2, 3, 4, 5)),
         (timedelta(-1, 2, 3), timedelta(-1, 2, 3)),
         ([len, math.sqrt, operator.add, KeyError], [len, math.sqrt, operator.add, KeyError]),
@@ -189,11 +176,8 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
 @pytest.mark.parametrize(
     "data",
     [
-        [], ["passed", 0], ["int", 5], ["int", "zz"], ["float", "7"], ["complex", "1"], ["dict", 1], ["dict", [1]],
-        ["set", ["list"]], ["dict", ["tuple", ["list"], 1]], ["object", 1, {}, None], ["object", "A"], {"a": 1},
-        ["eval"], ["built", "range"], ["built", "range", 1, 2, 0], ["built", "range", "a", 1, 1], ["named", "object"],
-        ["named", 1], ["bytes", "q"], ["range"], ["built", "Fraction", 1, 0], ["built", "Fraction", 0.5, 1],
-        ["built", "date", ["bytes", "07e40101"]], ["built", "Decimal", "q"], ["built", "deque", ["dict"], None],
+        [], ["passed", 0], ["int", "zz"], ["float", "7"], ["dict", [1]], ["set", ["list"]], ["object", 1, {}, None],
+        {"a": 1}, ["eval"], ["built", "range", 1, 2, 0], ["named", "object"], ["built", "Fraction", 1, 0],
         ["built", "E"], ["bytes", 10**9],
     ],
     ids=repr,
@@ -208,31 +192,19 @@ def test_malformed_values_are_refused(data):
     [
         ("print(1)", 1.0),
         ("x = 1", 0.5),
-        ("print()", 0.5),
-        ("x = (", -0.5),
         ("This is no program.", -0.5),
-        ("", -0.5),
         ("# nothing\n\n", -0.5),
-        ("\0", -0.5),
-        ("(" * 100_000, -0.5),
         ("print(1); raise ValueError", -1.0),
-        ("print(1); import sys; sys.exit(3)", -1.0),
         ("raise SyntaxError", -1.0),
-        ("import os; print(1); os.kill(os.getpid(), 9)", -1.0),
         ("print(1); exit()", 1.0),
-        ("def main(): print(1)\nif __name__ == '__main__': quit(main())", 1.0),
         ("print(1); exit(2)", -1.0),
-        ("print(sys, os)", -1.0),
         ("print(1, flush=True)\nwhile True: pass", -1.0),
-        ("while True: print('x' * 1000)", -1.0),
-        ("input()", -1.0),
     ],
 )
 def test_without_tests_a_program_is_paid_for_running(program, value):
     options = ENDLESS if "while" in program else OPTIONS
     reward = reward_for_running(f"```python\n{program}\n```", Example("", "", {}), options)
-    assert reward.value == value
-    assert sum(reward.parts.values()) == 1
+    assert reward.value == value and sum(reward.parts.values()) == 1
     assert reward.solved == (value == 1)
 
 
@@ -263,19 +235,9 @@ def test_sanitized_rows_are_those_of_mbpp(tmp_path):
     assert len(dataset.train) + len(dataset.held_out) == 40
     assert "Root" in dataset.train[0].prompt[-1]["content"]
     assert paid("import math\n" + row["code"], row).solved and paid("def root(x): return 3", row).value == 0.5
-    assert paid("def root(x): return 2", row).value == 0.0
 
 
-def test_a_part_of_mbpp_or_an_edited_one_has_its_split_too(tmp_path):
-    """Problem 17 is MBPP's, problem 11 is edited, and the others of 11 to 20 are lacking."""
-    rows = numbered_rows([1, 11, 17, 300, 974])
-    rows[2]["text"] = "Write a function to find the perimeter of a square."
-    dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
-    assert [example.id for example in dataset.train] == ["1", "974"]
-    assert [example.id for example in dataset.held_out] == ["11", "17", "300"]
-
-
-@pytest.mark.parametrize("ids", [range(1, 200), range(1000, 1199), [f"mine-{n}" for n in range(199)]])
+@pytest.mark.parametrize("ids", [range(1, 200), [f"mine-{n}" for n in range(199)]])
 def test_other_rows_of_mbpps_shape_are_split_by_their_texts_and_that_is_said(tmp_path, ids, said):
     # With a share of 0.2 the number held out of 199 has mean 40 and standard deviation 5.7.
     dataset = load_task("code", data_path=rows_file(tmp_path, *numbered_rows(ids))).dataset
@@ -308,22 +270,10 @@ def test_the_prompt_shows_the_first_assert_and_no_other(tmp_path):
     assert "smallest(5, 3)" not in prompt and "return" not in prompt
 
 
-def test_rows_like_humanevals_are_split_by_identity_and_shown_whole(tmp_path):
-    prompts = [HUMANEVAL["prompt"].replace("Half of x", f"Half of x, number {n}") for n in range(50)]
-    rows = [{**HUMANEVAL, "task_id": f"HumanEval/{n}", "prompt": prompt} for n, prompt in enumerate(prompts)]
-    path = rows_file(tmp_path, *rows)
-    task = load_task("code", data_path=path)
-    assert 2 <= len(task.dataset.held_out) <= 20 and len(task.dataset.train) + len(task.dataset.held_out) == 50
-    assert "Half of x" in task.dataset.train[0].prompt[1]["content"]
-    assert "isclose" not in task.dataset.train[0].prompt[1]["content"]
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"task_id": 1, "text": "?"}, "row 1 of .*: lacks code, test_setup_code, test_list"),
-        ({"task_id": 1, "entry_point": "f"}, "lacks prompt, test"),
-        ({"text": "?"}, "lacks task_id"),
         ({**SMALLEST, "test_list": ["assert smallest(1, 2) =="]}, "tests that are no Python"),
         ({**SMALLEST, "test_list": ["assert smallest(1, 2) == 1"]}, "needs another assert"),
         ({**SMALLEST, "test_list": ["assert other(1) == 1"] * 3}, "on what its reference defines"),

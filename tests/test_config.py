@@ -12,13 +12,12 @@ from minrl.config import (
     EvaluationConfig,
     LoraConfig,
     ModelConfig,
-    OptimizerConfig,
     RolloutConfig,
     TrainerConfig,
     with_absolute_paths,
 )
 from minrl.evaluate.config import EvaluateConfig
-from minrl.sft.config import FilterConfig, SftConfig
+from minrl.sft.config import SftConfig
 from minrl.types import UserError
 
 REFUSED = [
@@ -26,35 +25,21 @@ REFUSED = [
     (TrainerConfig, {"preflight": False, "preflight_only": True}, "preflight_only contradicts no-preflight"),
     (TrainerConfig, {"learning_rate": float("inf")}, "learning_rate must be finite, got inf"),
     (TrainerConfig, {"grup_size": 4}, r"unknown setting 'grup_size': did you mean group_size"),
-    (TrainerConfig, {"rollout": 5}, "unknown setting 'rollout'"),
     (TrainerConfig, {"minibatches_per_pass": 3, "prompts_per_step": 2}, r"\(3\) must not exceed prompts_per_step"),
-    (TrainerConfig, {"length_penalty": 0.2, "group_size": 1}, "group_size must be at least 2"),
     (TrainerConfig, {"task": "countdown,hanoi", "data_path": "x"}, "give --task-data-path hanoi:FILE"),
-    (TrainerConfig, {"task": "", "stop_at": 0.9}, "stop_at looks at the held-out score of a task"),
-    (TrainerConfig, {"sharding": "full", "optimizer": "adamw8bit"}, "takes whole weights only"),
     (TrainerConfig, {"chat_template": "chatml"}, "chat_template is for a --model-id"),
-    (ModelConfig, {"threads": 1025}, r"threads must be 0 \(one per core\), or from 1 to 1024, got 1025"),
     (ModelConfig, {"chat_template_options": "[1]"}, "must be a JSON object"),
     (BaseModelConfig, {"base_heads": 3}, "base_heads must be even, got 3"),
-    (RolloutConfig, {"group_size": True}, "group_size must be an integer, got True"),
-    (RolloutConfig, {"group_size": 4.0}, "group_size must be an integer, got 4.0"),
     (RolloutConfig, {"temperature": 1e-45}, "temperature must be at least 0.001"),
     (RolloutConfig, {"stop_strings": ("END", "")}, "stop_strings must not be empty"),
     (AlgorithmConfig, {"clip_low": 1.0}, "clip_low must be 0 .* or above 0 and below 1, got 1.0"),
-    (AlgorithmConfig, {"importance_cap": 0.5}, r"importance_cap must be 0 \(off\), or at least 1, got 0.5"),
     (AlgorithmConfig, {"teacher_weight": 2.0}, "teacher_weight is read only with --teacher-id or --teacher-prompt"),
-    (AlgorithmConfig, {"length_target_weight": 0.7}, "length_target_weight is read only with --length-target"),
-    (OptimizerConfig, {"adam_beta2": 1.0}, "adam_beta2 must be at least 0 and below 1"),
     (LoraConfig, {"lora_alpha": 16}, "lora_alpha is read only with --lora-rank: give that too"),
     (LoraConfig, {"lora_rank": 1, "lora_target_modules": "("}, "lora_target_modules is no regular expression"),
     (EvaluationConfig, {"eval_every": 0, "patience": 2}, "patience needs evaluations during the run"),
-    (EvaluationConfig, {"eval_every": 0, "stop_at": 0.5}, "stop_at needs evaluations during the run, and eval_every"),
-    (EvaluationConfig, {"stop_at": 1.0}, r"stop_at must be 0 \(off\), or above 0 and below 1, got 1.0"),
-    (EvaluationConfig, {"patience": -1}, r"patience must be 0 \(off\), or at least 1, got -1"),
     (EngineConfig, {"engine": "vllm-server"}, "needs engine_urls: name the servers"),
     (EngineConfig, {"engine_urls": "http://127.0.0.1:1"}, "engine_urls is read only with --engine vllm-server"),
     (EvaluateConfig, {}, "name either --checkpoint .* or --completions .* got neither"),
-    (FilterConfig, {"data": "a"}, "output has no default: give --output"),
 ]
 
 
@@ -71,8 +56,6 @@ def test_settings_are_given_flat_or_in_groups():
     assert flat == TrainerConfig(**groups, steps=20) == TrainerConfig(**groups, steps="20")
     assert TrainerConfig(rollout=RolloutConfig(task="hanoi", group_size=2), group_size=4).rollout == groups["rollout"]
     assert TrainerConfig(**flat.settings) == flat == pickle.loads(pickle.dumps(flat))
-    fewer = dict(list(flat.settings.items())[: len(dataclasses.fields(TrainerConfig))])
-    assert TrainerConfig(**fewer).steps == 20  # as many settings as there are fields are still settings
 
 
 def test_a_changed_config_keeps_the_other_settings_and_knows_which_were_given():
@@ -86,12 +69,6 @@ def test_a_changed_config_keeps_the_other_settings_and_knows_which_were_given():
     assert TrainerConfig(rollout=dataclasses.replace(RolloutConfig(), group_size=4)).given == {"group_size"}
     with pytest.raises(UserError, match="takes algorithm as a group"):
         dataclasses.replace(config, algorithm="dapo")  # it would forget kl_coef
-
-
-def test_the_config_cannot_be_changed_after_its_checks():
-    for one, name in ((TrainerConfig(), "steps"), (RolloutConfig(), "group_size")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(one, name, 0)
 
 
 def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):

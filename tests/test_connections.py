@@ -1,13 +1,12 @@
 """Connections: exploits first, words with commas, rows that are no puzzle."""
 
 import json
-import random
 from itertools import chain, combinations
 
 import pytest
 
 from minrl.tasks import load_task
-from minrl.tasks.connections import ConnectionsOptions, reward
+from minrl.tasks.connections import reward
 from minrl.types import Example, UserError
 
 GROUPS = [
@@ -24,12 +23,6 @@ def written(groups):
     return "\n".join(f"<group>{', '.join(group)}</group>" for group in groups)
 
 
-def guessed(rng):
-    """All sixteen words in four groups by chance."""
-    words = rng.sample(WORDS, 16)
-    return [words[i : i + 4] for i in range(0, 16, 4)]
-
-
 def swapped(groups, *pairs):
     """The groups with words changed against one another."""
     change = {**dict(pairs), **{b: a for a, b in pairs}}
@@ -41,16 +34,13 @@ ONE_WORD_OF_EACH = [list(words) for words in zip(*GROUPS, strict=True)]
 RIGHT = written(GROUPS)
 PAID = {
     "all four": (RIGHT, 1.0),
-    "another case": (RIGHT.lower(), 1.0),
     "other white space": (RIGHT.replace(", ", " ,\n  ").replace("RIGHT CROSS", "right   cross"), 1.0),
     "drafts in the thoughts": (f"<think> {written(ONE_WORD_OF_EACH)} </think> {RIGHT}", 1.0),
     "tags mentioned before the groups": (f"I will use <group> tags, as in <group></group>. {RIGHT}", 1.0),
-    "text around the groups": (f"Trees: {RIGHT} That is it.", 1.0),
     # A swap leaves two groups solved and two with three of four right.
     "one pair swapped": (written(swapped(GROUPS, ("OAK", "BASS"))), 2 / 4 + NEAR * 2 / 4),
     # Two swaps between separate groups: all four are near, none is solved, which is the most that pays unsolved.
     "two pairs swapped": (written(swapped(GROUPS, ("OAK", "BASS"), ("JAB", "HEEL"))), NEAR),
-    "brackets around the words": (RIGHT.replace("<group>", "<group>(").replace("</group>", ")</group>"), 1.0),
     "three groups": (written(GROUPS[:3]), 3 / 4),
     "one right group alone": (written(GROUPS[:1]), 1 / 4),
     "one word of each group": (written(ONE_WORD_OF_EACH), 0.0),
@@ -58,19 +48,12 @@ PAID = {
     "a word twice in a group": ("<group>MAPLE, OAK, ELM, ELM</group>", 0.0),
     "a word in two groups": (written([GROUPS[0], ["BASS", "TROUT", "PIKE", "OAK"]]), 0.0),
     "a foreign word": (written([*GROUPS[:3], ["HEEL", "LACE", "TONGUE", "SHOE"]]), 0.0),
-    "three words": (written([*GROUPS[:3], GROUPS[3][:3]]), 0.0),
     "five words": (written([[*GROUPS[0], "BASS"], *GROUPS[1:]]), 0.0),
     "five groups": (RIGHT + written(GROUPS[:1]), 0.0),
     "all 1820 groups": (written(combinations(WORDS, 4)), 0.0),
-    "no tags": ("\n".join(", ".join(group) for group in GROUPS), 0.0),
-    "never closed": (RIGHT.removesuffix("</group>"), 0.0),
     "a group in a group": (f"<group>{RIGHT}</group>", 0.0),
-    "only in the thoughts": (f"<think> {RIGHT} </think>", 0.0),
-    "empty": ("", 0.0),
     "half of a word with a comma": (RIGHT.replace("20,000", "20"), 0.0),
     "a megabyte of commas": (f"<group>{',' * 1_000_000}</group>", 0.0),
-    "a megabyte of one word": (f"<group>{'MAPLE, ' * 140_000}</group>", 0.0),
-    "look-alike letters": (RIGHT.replace("OAK", "\u041eAK"), 0.0),
 }
 
 
@@ -79,26 +62,6 @@ def test_what_is_paid(completion, value):
     paid = reward(completion, PUZZLE)
     assert paid.value == pytest.approx(value)
     assert paid.solved == (value == 1.0)
-
-
-def test_leaving_a_group_out_never_pays():
-    rng = random.Random(0)
-    for _ in range(300):
-        guess = guessed(rng)
-        if rng.random() < 0.5:
-            guess = swapped(GROUPS, *[tuple(rng.sample(WORDS, 2))])
-        whole = reward(written(guess), PUZZLE).value
-        for count in (1, 2, 3):
-            for part in combinations(guess, count):
-                assert reward(written(part), PUZZLE).value <= whole
-
-
-def test_the_near_part_has_a_weight_that_keeps_it_below_a_solution():
-    near = written(swapped(GROUPS, ("OAK", "BASS"), ("JAB", "HEEL")))
-    assert reward(near, PUZZLE, ConnectionsOptions(near_weight=0.0)).value == 0.0
-    assert reward(near, PUZZLE, ConnectionsOptions(near_weight=0.5)).value == 0.5
-    with pytest.raises(UserError, match=r"connections.near_weight must be in \[0, 0.5\], got 0.9"):
-        ConnectionsOptions(near_weight=0.9)
 
 
 def puzzle(number):
@@ -150,11 +113,8 @@ def test_the_true_groups_of_every_row_are_paid_in_full_in_each_form_of_the_data(
     ("change", "said"),
     [
         ({"words": WORDS[:15]}, "16 different words in 4 groups of 4, got 15 words, 15 of them different"),
-        ({"words": [*WORDS[:15], "maple"]}, "got 16 words, 15 of them different"),
-        ({"groups": [{"members": GROUPS[0]}] * 4}, "16 different words"),
         ({"groups": [{"members": group} for group in GROUPS[:3]]}, "groups of 4, 4, 4"),
         ({"groups": None}, "a puzzle needs `groups` or `answers`"),
-        ({"groups": [GROUPS[0]] * 4}, "a puzzle needs `groups` or `answers`"),
     ],
 )
 def test_a_row_that_is_no_puzzle_is_refused(tmp_path, change, said):

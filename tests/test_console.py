@@ -2,9 +2,6 @@
 
 import io
 import re
-import sys
-from itertools import count
-from threading import Event
 
 import pytest
 from loguru import logger
@@ -14,7 +11,7 @@ from minrl.evaluate.report import unscorable
 from minrl.types import UserError
 from minrl.utils import console
 from minrl.utils.cli import run_main
-from minrl.utils.console import FILE_ONLY, RESULT, SHOWN_AFTER_S, STEP, Screen, Table, activity, print_tables
+from minrl.utils.console import FILE_ONLY, RESULT, STEP, Screen, Table, activity, print_tables
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +26,6 @@ def clock(monkeypatch):
     time = [100.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: time[0])
     return time
-
-
-def screen(clock, said=None, terminal=False):
-    made = Screen(quiet=False, now=lambda: clock[0])
-    made.console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
-    if said is not None:
-        logger.add(lambda message: said.append((message.record["message"], FILE_ONLY in message.record["extra"])))
-    return made
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -56,19 +45,6 @@ def test_the_file_has_every_message_and_quiet_shows_warnings_and_the_result_alon
     err = capsys.readouterr().err
     assert ("making the base model" in err) != quiet
     assert "too long" in err and "150 steps" in err and "UserError" not in err
-
-
-def test_tables_fit_eighty_columns_and_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
-    lines = [["reasoning_gym/a_long_name[v2][/]", "99.9 (94.9 to 100)", "100 (95.0 to 100)", "50.0 to 50.0"]]
-    for columns in ("80", "20"):
-        monkeypatch.setenv("COLUMNS", columns)
-        print_tables([Table("scores", ["task", "before", "after", "greedy"], lines)], "summary.md")
-        out = capsys.readouterr().out
-        assert max(map(len, out.splitlines())) <= 80 and "99.9 (94.9 to 100)" in out and "100 (95.0 to 100)" in out
-    monkeypatch.setenv("COLUMNS", "80")
-    figures = [f"{number:08d}" for number in range(12)]
-    print_tables([Table("wide", ["model", *figures], [["mine", *figures]])], "summary.md")
-    assert capsys.readouterr().out == "\nwide: too wide for this terminal, see summary.md\n"
 
 
 def test_what_models_and_tasks_write_commands_no_terminal_and_is_shown_letter_by_letter(tmp_path, capsys):
@@ -93,8 +69,9 @@ def test_what_models_and_tasks_write_commands_no_terminal_and_is_shown_letter_by
 
 
 def test_progress_is_logged_once_it_lasts_and_then_each_half_minute(clock):
-    said = []
-    shown = screen(clock, said)
+    said, shown = [], Screen(quiet=False, now=lambda: clock[0])
+    shown.console = Console(file=io.StringIO(), width=120)
+    logger.add(lambda message: said.append(message.record["message"]))
     with activity(STEP, 150) as report:
         with activity("evaluation", 1), activity("sampling", 500) as inner:
             for seconds, done in ((0.5, 10), (1.5, 50), (18, 450)):
@@ -110,55 +87,11 @@ def test_progress_is_logged_once_it_lasts_and_then_each_half_minute(clock):
         report(5, "", left_s=600)
         clock[0] += 60
         shown.tick()
-    with activity("loading"):
-        for seconds in (0.5, 0.5, 28, 2):
-            clock[0] += seconds
-            shown.tick()
     lines = [
         "step 0/150  evaluation 0/1  sampling 50/500  18 s left",  # 2 s for 50
         # What came before the first step does not count: two steps in 2 s, four in 32 s.
         "step 2/150  reward 0.61  2 min left",
         "step 4/150  reward 0.61  19 min left",
         "step 5/150  9 min left",  # as reported a minute ago
-        *("loading for 1 s", "loading for 31 s"),
     ]
-    assert said == [(line, False) for line in lines]
-
-
-def test_bars_show_the_steps_and_what_lasts_and_the_line_is_for_the_file(clock):
-    said, before = [], sys.stderr
-    shown = screen(clock, said, terminal=True)
-    with shown:
-        sys.stderr.write("by a reward\n")  # what others print stands above the bars
-        with activity(STEP, 150, 30) as report, activity("loading model[v2]") as inner:
-            report(31, "reward [/] 0.62")
-            clock[0] += SHOWN_AFTER_S
-            with activity("sampling", 500):
-                shown.tick()
-            inner(0)
-        shown.tick()
-    drawn = shown.console.file.getvalue()
-    assert "31/150" in drawn and "reward [/] 0.62" in drawn and "  loading model[v2]" in drawn
-    assert "sampling" not in drawn and all(file_only for _, file_only in said) and said
-    assert "by a reward\n" in drawn and sys.stderr is before
-
-
-def test_other_processes_log_nothing(capsys):
-    messages = []
-    other = Screen(quiet=False, show=False, now=count(0.0, 40.0).__next__)
-    logger.add(messages.append)
-    with activity("countdown", 150) as report:
-        report(1)
-        other.tick()
-    assert messages == [] and capsys.readouterr().err == ""
-
-
-def test_what_nobody_reports_is_logged_by_a_thread(monkeypatch):
-    monkeypatch.setattr(console, "TICK_S", 0.001)
-    messages, came = [], Event()
-    seconds = count(1e9, 1.0)  # a second at each look
-    shown = Screen(quiet=True, now=lambda: next(seconds))
-    logger.add(lambda message: (messages.append(message.record["message"]), came.set()))
-    with shown, activity("starting vLLM"):
-        assert came.wait(60)
-    assert messages[0].startswith("starting vLLM for ") and not shown._thread.is_alive()
+    assert said == lines

@@ -1,39 +1,44 @@
 """Tasks that the package does not hold: a decorated function, rewards of TRL and verl, installed packages."""
 
+import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import minrl
+from minrl.__main__ import main
 from minrl.config import BaseModelConfig, TrainerConfig
-from minrl.evaluate.config import EvaluateConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.workers import Workers
 from minrl.run.base_model import base_model_path
+from minrl.run.records import next_steps
 from minrl.run.run import Run
-from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
+from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task
 from minrl.tasks.custom import trl_rewards
 from minrl.tasks.programs import files_outside, programs_outside
 from minrl.tasks.task import Sampled, Task, split
 from minrl.types import Example, Job, Mistake, Reward, UserError
-from minrl.utils.cli import from_dict, plain_options, to_dict
+from minrl.utils.cli import from_dict, to_dict
 from minrl.utils.task_names import task_key
 from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent
 
 SOURCE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 from minrl import task
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     most: int = 50
+    words: list[str] = field(default_factory=list)
+    levels: tuple[Literal["easy", "hard"], ...] = ()
+    limit: int | None = None
     level = 1
 
 def sevens(options):
@@ -120,20 +125,14 @@ def test_a_row_is_an_example_and_the_function_its_reward(make):
     assert [path.name for path in files_outside(name)] == ["mine_task.py", "rows.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "prompt"),
-    [
-        ('prompt="question"', "6 + 1 ="),
+def test_the_prompt_is_a_column_or_a_function_and_may_have_a_system_message(make):
+    for arguments, prompt in (
         ('prompt=lambda row: row["question"].upper() + "?"', "6 + 1 =?"),
-        ('prompt="question", system="Be brief."', [("system", "Be brief."), ("user", "6 + 1 =")]),
-        ('prompt=lambda row: [{"role": "user", "content": row["question"]}]', [("user", "6 + 1 =")]),
-    ],
-)
-def test_the_prompt_is_a_column_or_a_function(make, arguments, prompt):
-    task = make(f'@task(data="rows.jsonl", {arguments})\ndef it(completion, row): return 1.0', SUMS)
-    shown = [one.prompt for one in examples(task) if one["answer"] == "7"]
-    said = prompt if isinstance(prompt, str) else [{"role": role, "content": text} for role, text in prompt]
-    assert shown == [said]
+        ('prompt="question", system="Be brief."', [{"role": "system", "content": "Be brief."}, *as_turns("6 + 1 =")]),
+        ('prompt=lambda row: [{"role": "user", "content": row["question"]}]', as_turns("6 + 1 =")),
+    ):
+        task = make(f'@task(data="rows.jsonl", {arguments})\ndef it(completion, row): return 1.0', SUMS)
+        assert [one.prompt for one in examples(task) if one["answer"] == "7"] == [prompt]
 
 
 def as_turns(*contents):
@@ -143,8 +142,7 @@ def as_turns(*contents):
 @pytest.mark.parametrize(
     "other",
     [
-        lambda text: text + " ",
-        lambda text: text.replace(" ", "\n"),
+        lambda text: text.replace(" ", "\n") + " ",
         lambda text: as_turns([{"type": "text", "text": text}]),
         lambda text: [{"role": "system", "content": "Be brief."}, *as_turns(text)],
         lambda text: [{**turn, "name": None} for turn in as_turns(text)],
@@ -160,27 +158,15 @@ def test_a_problem_that_is_written_otherwise_is_held_out_with_it(make, other):
     assert not {one["question"] for one in found.train} & {one["question"] for one in found.held_out}
 
 
-def test_rows_that_differ_in_white_space_alone_are_two(make):
-    rows = [{**row, "answer": row["answer"] + space + "x"} for row in SUMS for space in (" ", "  ", "\n")]
-    assert len(examples(make(QUIZ, rows))) == 120
-
-
-def test_the_reward_is_not_called_to_see_what_it_reads(make):
-    text = QUIZ.replace("return", "assert completion; return") + "\nimport numpy\n"
-    rows = [{**row, "hint": None} for row in SUMS[:20]] + SUMS[20:]  # which the reward does not read
-    assert len(examples(make(text, rows))) == 40
-
-
 def test_two_tasks_of_one_name_are_two(make):
     rows = split([Example(str(n), "?", {}) for n in range(9)], 0.3)
     first, second = (Task(rows, lambda text, row, paid=paid: paid) for paid in (0.25, 0.75))
-    names = [TrainerConfig(task=one).rollout.task for one in (first, second, first)]
-    assert names[0] == names[2] != names[1]
-    rewards = [load_task(name).reward("", Example("1", "?", {})) for name in names]
+    configs = [TrainerConfig(task=one) for one in (first, second, first)]
+    rewards = [load_task(one.rollout.task).reward("", Example("1", "?", {})) for one in configs]
     assert rewards == [0.25, 0.75, 0.25]
-    run = Run("a", TrainerConfig(task=first), {}, Path("runs/a"), Path("checkpoints/a"))
-    said = f"train(TrainerConfig(resume='runs/a', task={names[0]})) in the program of this task"  # no command finds it
-    assert run.resume_command == said
+    run = Run("a", configs[0], {}, Path("runs/a"), Path("checkpoints/a"))
+    assert "in the program of this task" in run.resume_command  # no command finds it
+    assert not any(line.startswith("evaluate:") for line in next_steps(run, Path("checkpoints/a/step_000001")))
 
 
 def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_count_once(make, said):
@@ -195,10 +181,8 @@ def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_cou
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"question": "?"}, "answer is missing or None, and the reward reads it"),
         ({"answer": "7"}, r"lacks question \(it has answer\)"),
         ({"question": "?", "answer": None}, "answer is missing or None, and the reward reads it"),
-        ({"question": "?", "answer": "\ud800"}, "answer holds a lone half of a surrogate pair"),
         ({"question": "?", "answer": [{"a": "\udfff"}]}, "answer holds a lone half of a surrogate pair"),
     ],
 )
@@ -209,14 +193,10 @@ def test_a_row_that_cannot_be_used_is_named_with_its_column(make, said, row, rea
         examples(make(QUIZ, [row, row, *SUMS[:9]]))
 
 
-def test_a_row_whose_made_prompt_is_empty_is_left_out(make, said):
-    source = QUIZ.replace('prompt="question"', 'prompt=lambda row: row["question"] * (row["answer"] != "3")')
-    assert len(examples(make(source, SUMS))) < len(SUMS) and "its prompt is empty" in said[0]
-
-
-def test_what_a_reward_stores_in_its_row_is_not_read(make):
-    source = QUIZ.replace("    return ", '    row["made"] = completion\n    return ')
-    assert len(examples(make(source, SUMS))) == len(SUMS)
+def test_what_a_reward_stores_in_its_row_is_not_read_and_it_is_not_called_to_see_what_it_reads(make):
+    source = QUIZ.replace("    return ", '    row["made"] = completion\n    assert completion; return ')
+    rows = [{**row, "hint": None} for row in SUMS[:20]] + SUMS[20:]  # which the reward does not read
+    assert len(examples(make(source, rows))) == len(SUMS)
 
 
 @pytest.mark.parametrize(
@@ -224,35 +204,20 @@ def test_what_a_reward_stores_in_its_row_is_not_read(make):
     [
         ("def f():\n @task(data=[], prompt='q')\n def it(c, r): return 1\n return it\nit = f()", "cannot be sent"),
         ("@task(data=[], prompt='q')\ndef it(completion): return 1", r"it must take \(completion, row\).* too many"),
-        ("@task(data=[], prompt='q')\ndef it(c, r, d): return 1", r"it must take \(completion, row\).* missing"),
-        ("@task(data=[])\ndef it(c, r): return 1", "@task needs a prompt"),
-        ("it = task(data=[], prompt='q')(len)", "@task decorates a function"),
         ("it = task(data=[], prompt='q')(lambda c, r: 1)", "@task decorates a function that `def` names, got"),
         ("@task\ndef it(c, r): return 1", r"write @task\(data=..., prompt=...\) above the function"),
-        ("@task(prompt='q')\ndef it(c, r): return 1", "data must be a file, rows, .* got None"),
         ("@task(data={'a': 1}, prompt='q')\ndef it(c, r): return 1", "data must be a file, rows, .* got {'a': 1}"),
         ("@task(data=[], prompt=['q'])\ndef it(c, r): return 1", r"prompt must be a column, .* got \['q'\]"),
-        ("@task(data=[], prompt='q', tools=['python'])\ndef it(c, r): return 1", "tools must be the name of a tool"),
-        ("@task(data=[], prompt='q', episode=5)\ndef it(c, r): return 1", "episode must be a function that yields"),
-        ("@task(data=[], prompt='q', demonstrations=5)\ndef it(c, r): return 1", "demonstrations must be a column"),
         ("@task(data=[])\nasync def it(r, rng): yield", "an episode must be `def`, not `async def`"),
         ("@task(data=lambda: 1 / 0, prompt='q')\ndef it(c, r): return 1",
          r"`data` of it raises ZeroDivisionError: division by zero \(mine_task.py, line 3\)"),
-        *((f"@task(data=lambda: {made}, prompt='q')\ndef it(c, r): return 1", f"`data` must make a list .*, got {made}")
-          for made in ("None", "5")),
+        ("@task(data=lambda: None, prompt='q')\ndef it(c, r): return 1", "`data` must make a list .*, got None"),
         ("@task(data=[], prompt='q', episode=len)\ndef it(r, rng): yield", "it yields, so it is the episode"),
-        *((f"@task(data=[], prompt='q', held_out={share})\ndef it(c, r): return 1", "held_out must be a share from 0")
-          for share in ("2", "True", "None", "'0.2'")),
+        ("@task(data=[], prompt='q', held_out=2)\ndef it(c, r): return 1", "held_out must be a share from 0"),
         ("@task(data=[], prompt='q', stop_strings='</a>')\ndef it(c, r): return 1", "stop_strings must be a list"),
-        ("@task(data=[], prompt='q', worst=None)\ndef it(c, r): return 1", "worst must be a number, got None"),
-        ("@task(data=[], prompt='q', notes=['a'])\ndef it(c, r): return 1", "notes must be a function"),
-        ("@task(data=[], prompt='q', vocabulary=(1, 2))\ndef it(c, r): return 1", "vocabulary must be text, got 1"),
-        ("@task(data=[], prompt='q', system=5)\ndef it(c, r): return 1", "system must be text .* got 5"),
         ("@task(data=[], prompt='q', stopstrings=())\ndef it(c, r): return 1", "did you mean stop_strings"),
-        ("@task(data=[], prompt='q', options=3)\ndef it(c, r): return 1", "options must be a dataclass, got 3"),
         ("@task(data=[], prompt='q')\ndef it(c, r): return 1", "the task's rows has no rows"),
         ("@task(data=[1], prompt='q')\ndef it(c, r): return 1", r"a row must be a dict, got 1 \(int\)"),
-        ("@task(data='rows.txt', prompt='q')\ndef it(c, r): return 1", "rows.txt does not exist"),
         ("@task(data='mine.jsonl', prompt='q')\ndef it(c, r): return 1", r"/.*mine.jsonl does not exist: a JSONL"),
     ],
 )  # fmt: skip
@@ -262,72 +227,20 @@ def test_a_wrong_decoration_is_refused_in_one_line(make, text, message):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ("[{'role': 'user', 'content': None}]", "must be a string or a list of messages .* 'content': None"),
-        ("[{'role': None, 'content': '?'}]", "must be a string or a list of messages .*'role': None"),
-        ("'\\ud800'", "its prompt holds a lone half of a surrogate pair"),
-    ],
-)
-def test_a_prompt_that_no_model_can_be_shown_is_a_mistake_of_the_task(make, prompt, message):
-    with pytest.raises(UserError, match=rf"row 1 of .*{message}"):
-        examples(make(f"@task(data='rows.jsonl', prompt=lambda row: {prompt})\ndef it(c, r): return 1", SUMS))
-
-
-def test_a_call_of_tools_in_a_prompt_may_have_no_content(make):
-    calls = "[{'role': 'assistant', 'content': None, 'tool_calls': [{}]}, {'role': 'tool', 'content': row['question']}]"
-    task = make(f"@task(data='rows.jsonl', prompt=lambda row: {calls})\ndef it(c, r): return 1", SUMS)
-    assert len(examples(task)) == 40
+def test_a_prompt_that_no_model_can_be_shown_is_a_mistake_of_the_task(make):
+    prompt = "lambda row: [{'role': 'user', 'content': None}]"
+    with pytest.raises(UserError, match=r"row 1 of .*must be a string or a list of messages .* 'content': None"):
+        examples(make(f"@task(data='rows.jsonl', prompt={prompt})\ndef it(c, r): return 1", SUMS))
 
 
 def test_what_a_prompt_changes_in_its_row_the_reward_does_not_see(make):
-    text = """
-def shown(row):
-    row["numbers"].clear()
-    return row.pop("question")
-
-@task(data="rows.jsonl", prompt=shown)
-def it(completion, row): return len(row["numbers"]) == 2 and "question" in row
-"""
-    task = make(text, [{**row, "numbers": [1, 2]} for row in SUMS])
+    shown = 'lambda row: row["numbers"].clear() or row.pop("question")'
+    reward = 'def it(completion, row): return len(row["numbers"]) == 2 and "question" in row'
+    task = make(f'@task(data="rows.jsonl", prompt={shown})\n{reward}', [{**row, "numbers": [1, 2]} for row in SUMS])
     assert call(task.paid("", examples(task)[0])) == Reward(1.0)
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        ("None", r"must be a text, or a list of \(prompt, text\), got None"),
-        ("5", "must be a text, or a list"),
-        ("[]", "must be a text, or a list"),
-        ("[('a', 'b'), ('c',)]", "must be a text, or a list"),
-        ("row['no']", "`demonstrations` raises KeyError: 'no'"),
-        ("['ab']", "must be a text, or a list"),
-        ("[('a', 'b'), ('c', 'd')]", ""),
-        ("row['answer']", ""),
-    ],
-)
-def test_a_demonstration_is_a_text_or_turns(make, made, message):
-    text = QUIZ.replace('prompt="question"', f'prompt="question", demonstrations=lambda row, rng: {made}')
-    task = make(text, SUMS)
-    if message:
-        with pytest.raises(Mistake, match=f"^mistake in task it, example '.*': .*{message}"):
-            task.demonstrations(examples(task)[0], None)
-    else:
-        assert task.demonstrations(examples(task)[0], None)
-
-
-def test_what_is_no_task_is_refused_where_a_program_names_it(monkeypatch):
-    data = split([Example(str(n), "?", {}) for n in range(9)], 0.3)
-    for wrong in (Task(data, len), len):
-        monkeypatch.setitem(TASK_DEFINITIONS, "wrong", wrong)
-        with pytest.raises(UserError, match=r"TASK_DEFINITIONS\['wrong'\] must be a function with @task above it"):
-            load_task("wrong")
-    with pytest.raises(UserError, match=r"task must be text, or what @minrl.task makes of a function, got <built-in"):
-        TrainerConfig(task=len)
-
-
-@pytest.mark.parametrize("column", ["tools", "chat_template_kwargs"])
+@pytest.mark.parametrize("column", ["tools", "images"])
 def test_a_column_that_would_change_a_conversation_is_refused_by_name(make, column):
     text = QUIZ.replace('prompt="question"', 'prompt="question", system="Be brief."')
     with pytest.raises(UserError, match=f"row 1 of .*: {column} is not shown to the model"):
@@ -369,32 +282,33 @@ VERL_ROWS = [{"prompt": f"{n}?", "data_source": "a", "reward_model": {"ground_tr
 SCORE = "def it(data_source, solution_str, ground_truth, extra_info):\n    return "
 
 
-@pytest.mark.parametrize(
-    ("text", "rows", "paid"),
-    [
-        ("def it(completions, answer, **columns): return [2.0 * (a == c) for a, c in zip(answer, completions)]",
-         TRL_ROWS, Reward(2.0, maximum=2.0)),
-        ("async def it(completions, **columns): return [0.5]", TRL_ROWS, Reward(0.5)),
-        ("class It:\n def __call__(self, completions, **c): return [0.5]\nit = It()", TRL_ROWS, Reward(0.5)),
-        ("it = lambda completions, **columns: [0.5]", TRL_ROWS, Reward(0.5)),
-        ("import functools\nit = functools.partial(lambda w, completions, **c: [w], 0.5)", TRL_ROWS, Reward(0.5)),
-        ("def a(completions, **c): return [1.0]\ndef b(completions, **c): return [-1.0]\n"
-         "def none(completions, **c): return [None]\nit = [(a, 0.5), b, none]",
-         TRL_ROWS, Reward(-0.5, {"a": 1.0, "b": -1.0})),
-        ("def it(completions, completion_ids, trainer_state, log_metric, **columns):\n"
-         "    log_metric('tokens', len(completion_ids[0]))\n    return [trainer_state.global_step / 10]",
-         TRL_ROWS, Reward(0.3, {"tokens": 2.0})),
-        (SCORE + "float(solution_str == ground_truth)", VERL_ROWS, Reward(1.0)),
-        ("import numpy as np\n" + SCORE + "{'score': 0.5, 'length': np.float32(len(solution_str)), 'said': 'x'}",
-         VERL_ROWS, Reward(0.5, {"length": 1.0})),
-    ],
-)  # fmt: skip
-def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path, text, rows, paid):
-    task = make(text, rows, data_path=str(tmp_path / "rows.jsonl"))
-    example = next(one for one in examples(task) if one.prompt == "7?")
+PAID_THERE = [
+    ("def it(completions, answer, **columns): return [2.0 * (a == c) for a, c in zip(answer, completions)]",
+     TRL_ROWS, Reward(2.0, maximum=2.0)),
+    ("async def it(completions, **columns): return [0.5]", TRL_ROWS, Reward(0.5)),
+    ("import functools\nit = functools.partial(lambda w, completions, **c: [w], 0.5)", TRL_ROWS, Reward(0.5)),
+    ("def a(completions, **c): return [1.0]\ndef b(completions, **c): return [-1.0]\n"
+     "def none(completions, **c): return [None]\nit = [(a, 0.5), b, none]",
+     TRL_ROWS, Reward(-0.5, {"a": 1.0, "b": -1.0})),
+    ("def it(completions, completion_ids, trainer_state, log_metric, **columns):\n"
+     "    log_metric('tokens', len(completion_ids[0]))\n    return [trainer_state.global_step / 10]",
+     TRL_ROWS, Reward(0.3, {"tokens": 2.0})),
+    (SCORE + "float(solution_str == ground_truth)", VERL_ROWS, Reward(1.0)),
+    ("import numpy as np\n" + SCORE + "{'score': 0.5, 'length': np.float32(len(solution_str)), 'said': 'x'}",
+     VERL_ROWS, Reward(0.5, {"length": 1.0})),
+]  # fmt: skip
+
+
+def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path):
+    jobs = []
+    for number, (text, rows, _) in enumerate(PAID_THERE):
+        data = tmp_path / f"rows{number}.jsonl"
+        data.write_text("\n".join(map(json.dumps, rows)))
+        task = make(text, name=f"mine{number}", data_path=str(data))
+        jobs.append(task.paid(Sampled.of("7", [5, 2], 3), next(one for one in examples(task) if one.prompt == "7?")))
     workers = Workers(1, 120.0)
     try:
-        assert workers.run([task.paid(Sampled.of("7", [5, 2], 3), example)]) == [paid]
+        assert workers.run(jobs) == [paid for *_, paid in PAID_THERE]
     finally:
         workers.close()
 
@@ -425,7 +339,7 @@ def test_none_of_all_rewards_makes_a_completion_unscorable_and_no_mistake(make, 
     assert isinstance(failure, Failure) and failure.reason.strip().endswith("it does not apply to the row")
 
 
-@pytest.mark.parametrize("paid", [None, 1.0, [1.0, 1.0], "1", {"a": 1}])
+@pytest.mark.parametrize("paid", [1.0, [1.0, 1.0], "1"])
 def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
     with pytest.raises(Mistake, match="must return a list of 1, one of each"):
         trl_rewards(lambda **given: paid, ["text"], [Example("", "?", {})], {})
@@ -438,14 +352,11 @@ def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
     [
         ("def it(completions, **c): return [1]", [{"prompt": "?", "prompts": 1}], "the column prompts has the name"),
         ("def it(completions, answer): return [1]", [{"prompt": "?"}], "lacks answer"),
-        ("def it(completions, **c): return [1]", [{"answer": "7"}], "lacks prompt"),
-        (SCORE + "1", [{"prompt": "?", "data_source": "a"}], "lacks reward_model"),
         (SCORE + "1", [{"prompt": "?", "data_source": "a", "reward_model": {"style": "rule"}}],
          "reward_model must be a dict with `ground_truth`, got {'style': 'rule'}"),
         *((f"def a(completions): return [1]\nit = {pair}", [], r"it is no task but .*as in \[accuracy, \(bre")
-          for pair in ("[(a, '0.2')]", "[(a, 1, 2)]", "[(a,)]", "[(0.2, a)]", "[(a, float('nan'))]", "(a, 0.5)", "[]")),
+          for pair in ("[(a, '0.2')]", "[(a, 1, 2)]", "[(a, float('nan'))]", "[]")),
         ("def it(text): return 1", [], "is no task but function of parameters text; a reward in TRL's form has"),
-        ("it = [len]", [], "is no task but list"),
     ],
 )  # fmt: skip
 def test_a_reward_or_row_of_another_form_is_refused(make, tmp_path, text, rows, message):
@@ -453,26 +364,10 @@ def test_a_reward_or_row_of_another_form_is_refused(make, tmp_path, text, rows, 
         examples(make(text, rows, data_path=str(tmp_path / "rows.jsonl")))
 
 
-# Real processes: the three ways of use
+# The three ways of use
 
 
-SCRIPT = """
-import json, sys, minrl
-from quiz import quiz
-if sys.argv[1] == "registered":
-    minrl.TASK_DEFINITIONS["quiz"] = quiz
-sizes = dict(steps=2, prompts_per_step=2, group_size=2, max_tokens=2, eval_examples=2, eval_samples=1)
-quick = dict(eval_first=False, quiet=True, threads=1, device="cpu", preflight=False, reward_workers=1)
-config = minrl.TrainerConfig(task="quiz" if sys.argv[1] == "registered" else quiz, model_id="model", **sizes, **quick)
-print(json.dumps(minrl.train(config)))
-"""
-FLAGS = """--task quiz.py:quiz --model-id model --steps 2 --prompts-per-step 2 --group-size 2 --max-tokens 2
-    --eval-examples 2 --eval-samples 1 --no-eval-first --quiet --threads 1 --device cpu --no-preflight
-    --reward-workers 1"""
-
-
-@pytest.mark.parametrize("way", ["command", "object", "registered"])
-def test_readmes_task_is_trained_by_a_process_of_its_own(tmp_path, way):
+def test_readmes_task_is_trained_as_a_file_an_object_and_a_registered_name(tmp_path, monkeypatch):
     (source,) = (
         one for one in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "@task" in one
     )
@@ -482,14 +377,20 @@ def test_readmes_task_is_trained_by_a_process_of_its_own(tmp_path, way):
     tokenizer = word_tokenizer(["+", "=", *map(str, range(41))])
     for part in (small_qwen3(tokenizer, 64, 1, 2, 0), tokenizer):
         part.save_pretrained(tmp_path / "model")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [str(ROOT / "train.py"), *FLAGS.split()] if way == "command" else ["script.py", way]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    (summary,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json"))
-    assert (summary["task"], summary["steps"]) == ("quiz", 2)
-    assert summary["eval_after"]["pass@1"] is not None
+    monkeypatch.chdir(tmp_path)
+    settings = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "max_tokens": 2, "eval_examples": 2,
+                "eval_samples": 1, "threads": 1, "device": "cpu", "reward_workers": 1}  # fmt: skip
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    off = ["--no-eval-first", "--no-preflight", "--quiet"]
+    assert main(["train", "--task", "quiz.py:quiz", "--model-id", "model", *flags, *off]) == 0
+    quiz = importlib.import_module("quiz").quiz
+    off = {"eval_first": False, "preflight": False, "quiet": True}
+    minrl.train(TrainerConfig(task=quiz, model_id="model", **settings, **off))
+    monkeypatch.setitem(TASK_DEFINITIONS, "quiz", quiz)
+    minrl.train(TrainerConfig(task="quiz", model_id="model", **settings, **off))
+    summaries = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]
+    assert [(one["task"], one["steps"]) for one in summaries] == [("quiz", 2)] * 3
+    assert all(one["eval_after"]["pass@1"] is not None for one in summaries)
 
 
 # Files and their options
@@ -499,60 +400,33 @@ def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file):
     config, options = parsed(["--task", f"{file}:elevens", "--elevens.most", "20"])
     assert config.rollout.task == f"{file}:elevens"
     assert sum(load_task(config.rollout.task, options).dataset.sizes()) == 20
-    evaluated = parsed(["--task", f"{file}:elevens", "--elevens.most", "20", "--completions", "a"], EvaluateConfig)
-    assert (evaluated[0].task, evaluated[1]["elevens"].most) == (f"{file}:elevens", 20)
-    assert option_classes([f"{file}:elevens"])["elevens"].__name__ == "Options" and "elevens" not in option_classes([])
     for name, expected in ((f"{file}:elevens", "elevens"), (f"{file}:TASK", "elevens_task"), ("hanoi", "hanoi")):
         assert parsed(["--task", name])[0].what == f"{expected}-grpo" and task_key(name) == expected
 
 
 def test_a_relative_path_is_stored_as_an_absolute_one(file, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for flags in (["--task", "mine/elevens_task.py:elevens"], ["--task=mine/elevens_task.py:elevens"]):
-        assert parsed(flags)[0].rollout.task == f"{file}:elevens"
+    assert parsed(["--task=mine/elevens_task.py:elevens"])[0].rollout.task == f"{file}:elevens"
     config, _ = parsed(["--eval-tasks", "hanoi, mine/elevens_task.py:elevens"])
     assert config.evaluation.other_tasks == ["hanoi", f"{file}:elevens"]
     (tmp_path / "settings.yaml").write_text("task: mine/elevens_task.py:elevens\n")
     assert parsed(["--config", "settings.yaml"])[0].rollout.task == f"{file}:elevens"
 
 
-def test_a_stored_config_finds_the_file_and_its_options_again(file, tmp_path, monkeypatch):
-    given = parsed(["--task", f"{file}:elevens", "--elevens.most", "20", "--steps", "3"])
+def test_a_stored_config_finds_the_file_and_its_options_of_every_type_again(file, tmp_path, monkeypatch):
+    own = str.split("--elevens.most 20 --elevens.words a b --elevens.levels hard easy --elevens.limit 7")
+    given = parsed(["--task", f"{file}:elevens", *own, "--steps", "3"])
+    chosen = given[1]["elevens"]
+    assert (chosen.words, chosen.levels, chosen.limit) == (["a", "b"], ("hard", "easy"), 7)
     values = json.loads(json.dumps(to_dict(*given)))
     monkeypatch.chdir("/")
     assert from_dict(values, TrainerConfig) == given
     (tmp_path / "config.json").write_text(json.dumps({"minrl_run": "name", "config": values}))
     stored = ["--config", str(tmp_path / "config.json")]
-    assert parsed(stored) == given
     config, options = parsed([*stored, "--elevens.most", "30", "--task", "countdown"])
     assert (config.rollout.task, options["elevens"].most) == ("countdown", 30)
-
-
-TYPES = {
-    "words: list[str] = field(default_factory=list)": ("words", "a,b", ["a", "b"]),
-    "weights: tuple[float, ...] = (1, 2)": ("weights", "0.5", (0.5,)),
-    'place: Path = Path("a/b")': ("place", "c", Path("c")),
-    'levels: tuple[Literal["easy", "hard"], ...] = ()': ("levels", "hard,easy", ("hard", "easy")),
-    "board: tuple[int, int] = (3, 4)": ("board", "5,6", (5, 6)),
-    "limit: int | None = None": ("limit", "7", 7),
-}
-
-
-def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
-    imports = "from dataclasses import field\nfrom pathlib import Path\nfrom typing import Literal\n"
-    fields = "".join(f"    {line}\n" for line in ("most: int = 50", *TYPES))
-    file.write_text(imports + SOURCE.replace("    most: int = 50\n", fields))
-    given = [word for name, text, _ in TYPES.values() for word in (f"--elevens.{name}", *text.split(","))]
-    named = ["--task", f"{file}:elevens"]
-    for arguments in (named, [*named, *given]):
-        config = parsed(arguments)
-        assert from_dict(json.loads(json.dumps(to_dict(*config))), TrainerConfig) == config
-    options = config[1]["elevens"]
-    assert [getattr(options, name) for name, _, _ in TYPES.values()] == [value for _, _, value in TYPES.values()]
-    assert json.dumps(plain_options(options))  # an evaluation's settings.json holds it too
-    for value, message in (({"board": [5]}, "a list of 2: an integer, an integer"), ({"levels": ["a"]}, "easy, hard")):
-        with pytest.raises(UserError, match=f"must be .*{message}, got"):
-            from_dict({"task": f"{file}:elevens", "tasks": {"elevens": value}}, TrainerConfig)
+    with pytest.raises(UserError, match=r"must be .*easy, hard, got"):
+        from_dict({"task": f"{file}:elevens", "tasks": {"elevens": {"levels": ["a"]}}}, TrainerConfig)
 
 
 def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
@@ -572,19 +446,13 @@ def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
 
 REFUSED = {
     ("elevens_task.py:nothing", ""): r"nothing is not there; of tasks .*elevens_task\.py has elevens, TASK",
-    ("elevens_task.py:number", ""): "number is no task but int",
     ("elevens_task.py", ""): r"say which of its attributes is the task, such as .*elevens_task\.py:TASK",
     ("elevens_task.py:countdown", ""): r"flags --countdown\.\* would be those of both 'countdown' and '.*:countdown'",
     ("absent.py:TASK", ""): "no file /.*absent.py",
     ("two-words.py:TASK", SOURCE): "must be named as a Python module is, got two-words.py: rename it",
     ("json.py:TASK", SOURCE): r"has the name of another module, .*json.*: rename the file",
-    ("__main__.py:TASK", SOURCE): r"__main__\.py has the name of",
-    ("raising.py:TASK", "raise RuntimeError('two\\nlines')"): "cannot be imported: RuntimeError: two lines",
-    ("broken.py:TASK", "def"): "cannot be imported: SyntaxError: invalid syntax",
-    ("plain.py:TASK", SOURCE.replace("@dataclass(frozen=True, kw_only=True)", "")): "options must be a dataclass",
-    ("any.py:TASK", SOURCE.replace("int = 50", '"Any" = 20')): "types of Options cannot be resolved: NameError: .*Any",
+    ("raising.py:TASK", "raise RuntimeError('two\\nlines')"): r"RuntimeError: two lines \(raising.py, line 1\)",
     ("dict.py:TASK", SOURCE.replace("int = 50", "dict = None")): r"Options\.most is of type .*dict.*, which no flag",
-    ("needy.py:TASK", SOURCE.replace(" = 50", "")): r"needs a default, Options\.most has none",
 }
 
 
@@ -597,42 +465,13 @@ def test_a_file_that_cannot_be_a_task_is_refused_in_one_line(file, name, source)
     assert "\n" not in str(refused.value)
 
 
-def test_files_and_packages_of_one_name_are_refused(file, tmp_path):
-    twin = tmp_path / "yours" / file.name
-    twin.parent.mkdir()
-    twin.write_text(SOURCE)
-    load_task(f"{file}:elevens")
-    with pytest.raises(UserError, match=f"{twin} has the name of another module, {file}"):
-        load_task(f"{twin}:other")
-    (file.parent / "packed").mkdir()
-    (file.parent / "packed" / "__init__.py").write_text("")
-    (file.parent / "packed.py").write_text(SOURCE)
-    with pytest.raises(UserError, match="has the name of another module"):
-        load_task(f"{file.parent / 'packed.py'}:TASK")
-
-
-def test_two_tasks_whose_flags_would_be_the_same_are_refused(file, tmp_path):
-    twin = tmp_path / "another_task.py"
-    twin.write_text(SOURCE)
-    flags = ["--task", f"{file}:elevens", "--eval-tasks"]
-    assert set(parsed([*flags, f"{file}:other"])[1]) == {"elevens", "other"}
-    with pytest.raises(UserError, match=r"flags --elevens\.\* would be those of both"):
-        parsed([*flags, f"{twin}:elevens"])
-
-
-def test_flags_of_a_files_task_are_its_own_and_a_mistyped_one_gets_a_suggestion(file, capsys):
+def test_flags_of_a_files_task_are_its_own_and_a_mistyped_one_gets_a_suggestion(file):
     _, options = parsed(["--task", f"{file}:countdowns", "--countdowns.most", "9"])
     assert set(options) == {"countdowns"} and options["countdowns"].most == 9
-    with pytest.raises(SystemExit):
-        parsed(["--task", f"{file}:countdowns", "--help"])
-    page = capsys.readouterr().out
-    assert "\ntask countdowns:\n  --countdowns.most INT" in page and "--countdown.max-number" not in page
     with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
         parsed(["--task", f"{file}:elevens", "--elevens.mst", "20"])
     with pytest.raises(UserError, match=r"unknown flag --elevens\.level: level has no type: write it as in `level: i"):
         parsed(["--task", f"{file}:elevens", "--elevens.level", "20"])
-    with pytest.raises(UserError, match="no task 'elevens'"):
-        from_dict({"tasks": {"elevens": {"most": 20}}}, TrainerConfig)
 
 
 def test_an_installed_package_offers_tasks_by_entry_points(install):
@@ -642,34 +481,8 @@ def test_an_installed_package_offers_tasks_by_entry_points(install):
     assert sum(load_task("more-elevens", options).dataset.sizes()) == 40
     values = json.loads(json.dumps(to_dict(config, options)))
     assert from_dict(values, TrainerConfig) == (config, options)
-    # What is installed may be set in a file, whichever task is trained.
-    assert from_dict({"tasks": {"elevens": {"most": 4}}}, TrainerConfig)[1]["elevens"].most == 4
-    names = ", ".join([*TASK_DEFINITIONS, "reasoning_gym/NAME", "elevens, more-elevens"])
-    with pytest.raises(UserError, match=rf"no task 'elven': did you mean elevens\? choose one of {names}, or name a f"):
+    with pytest.raises(UserError, match=r"no task 'elven': did you mean elevens\? choose one of .*, more-elevens"):
         load_task("elven")
-    with pytest.raises(UserError, match=r"no task 'mine\.txt:TASK': choose one of"):
-        load_task("mine.txt:TASK")
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "entry", "message"),
-    [
-        (
-            SOURCE,
-            "wares",
-            "shop:number",
-            "entry point wares = 'shop:number' must be a task, which @task makes, got int",
-        ),
-        ("raise OSError('shut')", "wares", "shop:TASK", "entry point wares = 'shop:TASK' .*OSError: shut"),
-        (SOURCE, "two words", "shop:TASK", "cannot begin a flag"),
-    ],
-)
-def test_an_entry_point_that_is_no_task_is_refused(install, source, name, entry, message):
-    install("shop", source, **{name: entry})
-    assert parsed(["--task", "countdown"])  # what is not asked for is not loaded
-    with pytest.raises(UserError, match=message) as refused:
-        parsed(["--task", name])
-    assert "\n" not in str(refused.value)
 
 
 def test_the_base_model_of_a_changed_file_is_another_one(file):

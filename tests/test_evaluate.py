@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from tests.evaluated import files_of, rows_of, run, summary_of
 from tests.forked import Forked
 
 ROOT = Path(__file__).parent.parent
-LOUD = [flag for flag in evaluated.FLAGS if flag != "--quiet"]
 WITHOUT_SAMPLES = [flag for flag in evaluated.FLAGS if flag not in ("--samples", "4")]
 
 
@@ -53,7 +51,11 @@ def tasks(place):
 @pytest.fixture(scope="module")
 def whole(place, models, tasks):
     """An evaluation that nothing interrupted."""
-    assert run("--models", *models, "--tasks", *tasks, "--output", place / "whole") == 0
+    charts = [flag for flag in evaluated.FLAGS if flag != "--no-charts"]
+    assert run("--models", *models, "--tasks", *tasks, "--output", place / "whole", flags=charts) == 0
+    drawn = summary_of(place / "whole")["charts"]
+    assert drawn == [f"charts/{name}.png" for name in ("pass_at_1", "pass_at_k", "differences")]
+    assert all((place / "whole" / path).stat().st_size for path in drawn)
     return place / "whole"
 
 
@@ -91,9 +93,9 @@ def test_the_figures_are_those_of_the_completions_in_every_file(whole):
         assert f"| {result['label']} | {result['pass@1']:.1%} ({low:.1%} to {high:.1%}) |" in text
 
 
-@pytest.mark.parametrize("name", ["even", "talk", "fails"])
+@pytest.mark.parametrize("name", ["talk", "fails"])
 def test_it_samples_and_rewards_what_train_does(place, models, tmp_path, name):
-    # Same seeds and texts; dice of several turns; and `fails` loses half of its episodes before their first turn.
+    # Same seeds, texts and dice of several turns; and `fails` loses half of its episodes before their first turn.
     task = f"{place}/evaluated_tasks.py:{name}"
     assert run("--checkpoint", models[1], "--task", task, "--output", tmp_path) == 0
     (here,) = summary_of(tmp_path)["results"]
@@ -109,63 +111,18 @@ def test_it_samples_and_rewards_what_train_does(place, models, tmp_path, name):
     assert (0.2 < here["unscorable_frac"] < 0.8) if name == "fails" else failed == 0
 
 
-def test_where_nothing_could_be_scored_there_is_no_figure(place, models, tmp_path, capsys):
-    command = ["--models", *models, "--task", f"{place}/evaluated_tasks.py:fails", "--fails.broken"]
-    charts = [flag for flag in evaluated.FLAGS if flag != "--no-charts"]
-    for _ in ("as it is scored", "from the folder"):
-        assert run(*command, "--output", tmp_path / "out", flags=charts) == 1
-        said, summary = capsys.readouterr().err, summary_of(tmp_path / "out")
-        for result in summary["results"]:
-            assert "pass@1" not in result and (result["n"], result["missing"]) == (4 * result["completions"] // 5, 0)
-            all_of_it = f"{result['n']} of {result['n']} completions could not be scored"
-            assert f"{result['label']} on fails: {all_of_it}, the first because: RuntimeError: no board\n" in said
-    assert summary["differences"] == []
-    assert "| model0 | - | - | - |" in (tmp_path / "out/summary.md").read_text()
-
-
-class Stopped(BaseException):
-    """The program ends here."""
-
-
-def stop_after(monkeypatch, owner, name, calls):
+def calls_of(monkeypatch, owner, name):
+    """A list that grows by each call."""
     usual, made = getattr(owner, name), []
-
-    def counting(*args, **kwargs):
-        made.append(1)
-        if len(made) > calls:
-            raise Stopped
-        return usual(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, counting)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: made.append(1) or usual(*args, **kwargs))
     return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("owner", "name", "calls"),
-    [(generate.LocalSampler, "_play", 9), (score, "score_rows", 5), (stages, "report", 0)],
-)
-def test_stopped_anywhere_it_resumes_to_the_same_result(
-    whole, models, tasks, tmp_path, monkeypatch, owner, name, calls
-):
-    command = ["--models", *models, "--tasks", *tasks, "--output", tmp_path / "out"]
-    with monkeypatch.context() as patch:
-        stop_after(patch, owner, name, calls)
-        with pytest.raises(Stopped):
-            run(*command)
-    path = tmp_path / "out/completions.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])  # and the last line was not written to its end
-    assert not (tmp_path / "out/summary.json").exists()
-    other_batches = [flag if flag != "16" else "3" for flag in evaluated.FLAGS]  # on which no completion depends
-    assert run(*command, flags=other_batches) == 0
-    assert files_of(tmp_path / "out") == files_of(whole)
 
 
 def test_what_is_done_is_not_done_again_unless_forced_or_damaged(whole, models, tasks, monkeypatch):
     command = ["--models", *models, "--tasks", *tasks, "--output", whole]
     before, path = files_of(whole), whole / "completions.jsonl"
-    generated = stop_after(monkeypatch, generate.LocalSampler, "_play", 10**9)
-    scored = stop_after(monkeypatch, score, "score_rows", 10**9)
+    generated = calls_of(monkeypatch, generate.LocalSampler, "_play")
+    scored = calls_of(monkeypatch, score, "score_rows")
     forcing = ([], [], []), (["--pass-at", "1", "3"], [], []), (["--force", "score"], [], [1]), (["--force"], [1], [1])
     for forced, generating, scoring in forcing:
         generated.clear(), scored.clear()
@@ -179,8 +136,7 @@ def test_what_is_done_is_not_done_again_unless_forced_or_damaged(whole, models, 
     assert len(generated) == 1 and files_of(whole) == before  # the batch that both are of
 
 
-@pytest.mark.parametrize("output", [[], ["--output", "out"]], ids=["its own folder", "a named folder"])
-def test_models_and_samples_are_added_and_nothing_is_paid_twice(models, tasks, tmp_path, monkeypatch, output):
+def test_models_and_samples_are_added_and_nothing_is_paid_twice(models, tasks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     played, usual = [], generate.LocalSampler._play
     record = lambda self, *given: played.extend(rows := usual(self, *given)) or rows  # noqa: E731
@@ -189,14 +145,14 @@ def test_models_and_samples_are_added_and_nothing_is_paid_twice(models, tasks, t
 
     def paid(*flags):
         played.clear()
-        assert run("--task", tasks[0], "--no-greedy", *output, *flags, flags=WITHOUT_SAMPLES) == 0
+        assert run("--task", tasks[0], "--no-greedy", *flags, flags=WITHOUT_SAMPLES) == 0
         return {(row["model"], row["sample"]) for row in played}
 
     assert paid("--checkpoint", models[0], "--samples", "2") == {(models[0], 0), (models[0], 1)}
     assert paid("--checkpoint", models[0], "--samples", "3") == {(models[0], 2)}
     assert paid("--models", *models) == {(models[1], sample) for sample in range(3)}  # as many as the folder has
     assert paid("--models", *models, "--samples", "2") == paid("--checkpoint", models[1]) == set()
-    (folder,) = (tmp_path / "out",) if output else (tmp_path / "evaluations").iterdir()
+    (folder,) = (tmp_path / "evaluations").iterdir()
     (result,) = summary_of(folder)["results"]  # of what was asked for last
     assert (result["label"], result["n"]) == ("model1", 3 * result["examples"])
     rows = rows_of(folder)
@@ -209,17 +165,14 @@ def test_models_and_samples_are_added_and_nothing_is_paid_twice(models, tasks, t
     ("flags", "message"),
     [
         (["--temperature", "0.5"], r"temperature 1\.0, now 0\.5: choose another --output, or .* --force generate"),
-        (["--max-tokens", "6"], "max_tokens 5, now 6"),
-        (["--even.count", "30"], "even options count 24, now 30"),
-        (["--examples", "3"], "even examples"),
+        (["--even.count", "30"], "even options count 12, now 30"),
         (["--reward-deadline-s", "7"], r"reward_deadline_s 30.0, now 7.0: .* --force score"),
     ],
 )
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(whole, models, tasks, flags, message):
     before = files_of(whole)
-    kept = [flag for flag in evaluated.FLAGS if flags[0] != "--max-tokens" or flag not in ("--max-tokens", "5")]
     with pytest.raises(UserError, match=message) as refused:
-        run("--models", *models, "--tasks", *tasks, "--output", whole, *flags, flags=kept)
+        run("--models", *models, "--tasks", *tasks, "--output", whole, *flags)
     assert "\n" not in str(refused.value) and files_of(whole) == before
 
 
@@ -252,38 +205,19 @@ def changing(models, tmp_path, monkeypatch):
     sys.modules.pop("changing_task", None)
 
 
-@pytest.mark.parametrize("changed", ["programs changing_task", "references"])
-def test_what_the_reward_reads_is_part_of_a_score(changing, tmp_path, changed):
-    # Solved is a number of words with the rest that a file says, by 2: each change turns the figure round.
-    (tmp_path / "answers.json").write_text('{"rest": 0}')
-    text = evaluated.TASKS.replace("float(len(said) % 2 == 0), {", 'float(len(said) % 2 == example["rest"]), {', 1)
-    read = "**__import__('json').loads((__import__('pathlib').Path(__file__).parent / 'answers.json').read_text())"
-    text = text.replace('{"broken": options.broken}', '{"broken": options.broken, ' + read + "}")
+def test_what_the_reward_reads_is_part_of_a_score(changing, tmp_path):
+    text, other = (
+        evaluated.TASKS,
+        evaluated.TASKS.replace("float(len(said) % 2 == 0), {", "float(len(said) % 2 != 0), {", 1),
+    )
     assert changing(text, "even") == 0
     said = [row["completion"] for row in rows_of(tmp_path / "out")]
     figure = summary_of(tmp_path / "out")["results"][0]["pass@1"]
-    if changed == "references":
-        (tmp_path / "answers.json").write_text('{"rest": 1}')
-    else:
-        text = text.replace("% 2 == example", "% 2 != example")
-    with pytest.raises(UserError, match=f"even {changed} '.*', now .*--force score"):
-        changing(text, "even")
-    assert changing(text, "even", "--force", "score") == 0
+    with pytest.raises(UserError, match=r"even programs changing_task '.*', now .*--force score"):
+        changing(other, "even")
+    assert changing(other, "even", "--force", "score") == 0
     assert summary_of(tmp_path / "out")["results"][0]["pass@1"] == pytest.approx(1 - figure)
     assert [row["completion"] for row in rows_of(tmp_path / "out")] == said
-
-
-def test_an_episode_of_several_turns_is_paid_as_it_is_played(changing, tmp_path, capsys):
-    assert changing(evaluated.TASKS, "talk") == 0
-    before = files_of(tmp_path / "out")
-    changed = evaluated.TASKS.replace('"numbers 2"', '"numbers 3"')
-    for forced in ([], ["--force", "score"]):
-        with pytest.raises(UserError, match=r"talk programs changing_task .*--force generate"):
-            changing(changed, "talk", *forced)
-    assert changing(evaluated.TASKS, "talk", "--force", "score") == 0 and files_of(tmp_path / "out") == before
-    assert "talk: episodes of several turns keep the rewards" in capsys.readouterr().err
-    assert changing(changed, "talk", "--force") == 0
-    assert {row["turns"][1]["prompt"] for row in rows_of(tmp_path / "out")} == {"numbers 3"}
 
 
 def test_what_cannot_be_scored_says_why_and_is_not_solved(models, tasks, tmp_path, capsys):
@@ -298,47 +232,6 @@ def test_what_cannot_be_scored_says_why_and_is_not_solved(models, tasks, tmp_pat
     assert result["unscorable"] == sum(row["scores"][0]["unscorable"] is not None for row in rows) > 0
     note = f"{result['unscorable']} could not be scored, the first because: RuntimeError: cannot judge"
     assert note in capsys.readouterr().err and note in (tmp_path / "summary.md").read_text()
-
-
-def test_prompts_that_do_not_fit_are_unscorable_counted_and_reported(models, tasks, tmp_path, capsys):
-    command = ["--models", *models, "--task", tasks[0], "--even.long-every", "3", "--output", tmp_path]
-    assert run(*command, flags=LOUD) == 0
-    said, rows = capsys.readouterr().err, rows_of(tmp_path)
-    full = {row["index"] for row in rows if row["model"] == models[0] and "no room" in row.get("failure", "")}
-    every = {row["index"] for row in rows}
-    assert 0 < len(full) < len(every)
-    assert said.count(f"{len(full)} of {len(every)} prompts of even fill the 1024 tokens that") == 2
-    for result in summary_of(tmp_path)["results"]:
-        assert (result["examples"], result["unscorable"]) == (len(every), 5 * len(full))  # four samples and a greedy
-    for dry in ([], ["--dry-run"]):
-        with pytest.raises(UserError, match="no prompt of even leaves room for a completion in the 1024 tokens"):
-            run(*command, "--even.long-every", "1", "--output", tmp_path / "none", *dry, flags=LOUD)
-
-
-def test_a_dry_run_checks_and_generates_nothing(models, tasks, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(generate.LocalSampler, "_play", None)
-    command = ["--models", *models, "--tasks", *tasks, "--output", tmp_path / "out", "--dry-run"]
-    assert run(*command, flags=LOUD) == 0
-    assert capsys.readouterr().err.count(" to generate") == 5 and not (tmp_path / "out").exists()
-    for wrong, message in (
-        (["--models", tmp_path / "nothing"], "cannot load model"),
-        (["--models", models[0], models[0]], "more than once"),
-        (["--models", models[0], "--tasks", "evn"], "no task 'evn'"),
-        (["--models", "openai:x@ftp://y"], "must begin with http"),
-    ):
-        with pytest.raises(UserError, match=message):
-            run(*wrong, "--output", tmp_path / "out", "--dry-run")
-
-
-def test_the_short_form_at_temperature_0_is_one_greedy_result(models, tasks, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    command = ["--checkpoint", models[0], "--task", tasks[0], "--temperature", "0", "--output", "result.json"]
-    assert run(*command, flags=WITHOUT_SAMPLES) == 0
-    result = json.loads(Path("result.json").read_text())
-    assert json.loads(capsys.readouterr().out) == result
-    assert result["model"] == models[0] and result["task"] == "even" and result["options"]["count"] == 24
-    assert result["n"] == result["examples"] and result["pass@1"] == result["pass@1_greedy"]
-    assert {row["mode"] for row in rows_of(next(Path("evaluations").iterdir()))} == {"greedy"}
 
 
 @pytest.mark.slow
@@ -371,23 +264,12 @@ def test_a_terminal_is_shown_tables_and_a_pipe_gets_json(whole, models, tasks, c
     assert run(*command) == 0
     lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 80 and not any("|" in line or "{" in line for line in lines)
-    for result in summary["results"]:
-        low, high = result["ci95"]
-        figures = f"{result['pass@1']:.1%} ({low:.1%} to {high:.1%}) {result['pass@k']['4']['value']:.1%}"
-        assert any(" ".join(line.split()).startswith(f"{result['label']} {figures}") for line in lines)
 
 
-def test_a_folder_of_others_is_left_alone_and_other_packages_are_reported(whole, models, tasks, place, capsys):
+def test_a_folder_of_others_is_left_alone(models, tasks, place):
     command = ["--models", *models, "--tasks", *tasks, "--output"]
     busy = pytest.raises(UserError, match=r"another program \(process \d+ on .*\) is writing")
     with stages.locked(place / "locked"), busy:
         run(*command, place / "locked")
     with pytest.raises(UserError, match="and no evaluation"):
         run(*command, place)
-    folder = shutil.copytree(whole, place / "older")
-    config = json.loads((folder / "config.json").read_text())
-    config["packages"]["transformers"] = "4.0"
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "completions.jsonl").write_text((folder / "completions.jsonl").read_text()[:-9])
-    assert run(*command, folder, flags=LOUD) == 0
-    assert "transformers 4.0 (now " in capsys.readouterr().err and files_of(folder) == files_of(whole)

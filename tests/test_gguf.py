@@ -1,7 +1,6 @@
 """GGUF files: the weights are those that gguf itself dequantizes, and train like any; or the file is refused."""
 
 import json
-import shutil
 
 import gguf
 import numpy as np
@@ -12,7 +11,6 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from minrl.__main__ import main
-from minrl.evaluate.models import find_models
 from minrl.models.loading import load_model, save_model
 from minrl.run.checkpoint import weights_sha256
 from minrl.run.setup import load_policy
@@ -105,7 +103,7 @@ def logits(model):
         return model(IDS).logits
 
 
-@pytest.mark.parametrize("quantization", [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_1])
+@pytest.mark.parametrize("quantization", [Kind.F32, Kind.Q8_0, Kind.Q4_1])
 def test_the_weights_are_those_that_gguf_dequantizes_and_are_saved_as_safetensors(tmp_path, quantization):
     before, model = small_llama(), small_llama()
     path = write_gguf(tmp_path / "sha256-of-ollama", model, quantization)  # which has no suffix
@@ -153,7 +151,6 @@ WHOLE = {
         {"llama__rope__scaling__factor": 4.0},
         "has llama.rope.scaling.factor 4.0, which is",
     ),
-    "another norm": ({"llama__attention__layer_norm_epsilon": 1e-2}, "has llama.attention.layer_norm_epsilon 0.0099"),
 }
 
 
@@ -174,14 +171,11 @@ def retyped(content, name, kind):
 
 DAMAGE = {
     "not GGUF": (lambda content: b"PK" + content, "is not a GGUF file: give a .gguf file, a folder"),
-    "empty": (lambda content: b"", "is not a GGUF file"),
     "cut in its weights": (lambda content: content[:-1000], "is damaged or incomplete .*download it again"),
-    "cut in its vocabulary": (lambda content: content[:2000], "is damaged or incomplete"),
     "an unknown type": (
         lambda content: retyped(content, "token_embd.weight", 99),
         "is damaged or incomplete .*99. is not",
     ),
-    "a type of sums": (lambda content: retyped(content, "token_embd.weight", Kind.I8), "is not a GGUF file that tr"),
 }
 
 
@@ -192,20 +186,6 @@ def test_a_damaged_file_is_refused_in_a_line(file, case):
     with pytest.raises(UserError, match=reason) as refused:
         load_model(str(file))
     assert str(refused.value).startswith(str(file)) and "\n" not in str(refused.value)
-
-
-def test_without_the_package_the_command_that_installs_it_is_said(file, monkeypatch):
-    monkeypatch.setattr("minrl.models.gguf.find_spec", lambda name: None if name == "gguf" else name)
-    with pytest.raises(UserError, match=r"needs the package gguf and .* run `make setup EXTRA=gguf`"):
-        load_model(str(file))
-
-
-def test_an_evaluation_knows_the_file_by_its_content(file):
-    (model,) = find_models([str(file)])
-    assert model.label == "small.gguf" and model.fingerprint and not model.hub
-    shutil.copy(file, file.with_name("other.gguf"))
-    (again,), (other,) = find_models([str(file)]), find_models([str(file.with_name("other.gguf"))])
-    assert again == model and other.fingerprint != model.fingerprint
 
 
 @pytest.fixture
@@ -244,12 +224,6 @@ def test_adapters_on_a_file_are_saved_merged(trained, file, tmp_path, processes)
     saved = tmp_path / "checkpoints" / "r" / "step_000002"
     own, plain = load_policy(str(saved), CPU, processes).model, AutoModelForCausalLM.from_pretrained(saved)
     torch.testing.assert_close(logits(plain), logits(own), atol=1e-6, rtol=0)
-    adapters = load_policy(str(saved / "adapter"), CPU, processes).model
-    torch.testing.assert_close(logits(adapters), logits(own), atol=1e-5, rtol=0)
     assert float((logits(plain) - logits(load_model(str(file))[0])).abs().max()) > 0
-    assert trained("--resume", "r", "--steps", "3")[0] == 0
-
-
-def test_adapters_alone_on_a_file_are_refused(trained):
     with pytest.raises(UserError, match=r"--lora-checkpoint adapter: .*leave it out"):
-        trained("--lora-rank", "2", "--lora-checkpoint", "adapter")
+        trained("--lora-rank", "2", "--lora-checkpoint", "adapter", "--run-name", "other")

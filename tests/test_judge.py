@@ -10,21 +10,16 @@ import pytest
 from together import together
 
 from minrl.__main__ import main
-from minrl.config import JudgeConfig, TrainerConfig
+from minrl.config import JudgeConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.stages import differences, make_plan, settings_of
-from minrl.rewards import judge as judge_module
 from minrl.rewards.completions import Counts, score_file
-from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
+from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, with_part
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import newest_complete
-from minrl.run.setup import judging
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
 from minrl.types import Example, Job, Reward, Turn, UserError
 from tests.chat_server import ChatServer, answer
-from tests.parsed import parsed
 
 EXAMPLE = Example("e", "What is 2 + 2?", {"answer": "4"})
 PLAN = Plan(group_size=2, max_tokens=6, temperature=1.0, seed=0, purpose="test", step=1)
@@ -69,13 +64,12 @@ def judge_reward(judge, completion, example=EXAMPLE, reward=Reward(1.0)):  # noq
     [
         ("Score: 7", 0.7),
         ("Right.\n\n  Score: 10  \n\n", 1.0),
-        ("Score: 0", 0.0),
         ("Score: 9.25", 0.925),
-        ("Score: 10.0\r\n", 1.0),
-        ("A score: 3 would be unfair.\nScore: 5", 0.5),
         ("**Score: 7**", 0.7),
         ("> ## Final Score: 7/10.", 0.7),
         ("Score: 7\nSCORE: 7.0", 0.7),
+        ("1. Right.\n2. (Score: $7$)", 0.7),
+        ("Score: 7 out of 10", 0.7),
     ],
 )
 def test_the_score_is_the_last_line(reply, score):
@@ -85,10 +79,10 @@ def test_the_score_is_the_last_line(reply, score):
 @pytest.mark.parametrize(
     "reply",
     [
-        "", "7", "Score: 11", "Score: -1", "Score: 10.5", "Score: 7/5", "Score: seven", "Score: nan", "Score: 1e1",
-        "Score: ٣", "score 7", "Score: 7\nThat is all.", "score: 9\nScore: 2", "Score:\n7", "Score: 07",
-        "Score: 7 Score: 8", "Score: .5", "**Score: 0**\nScore: 10", "> Score: 0\nScore: 10",
-        "Final Score: 0\nScore: 10", "Sc\u200bore: 0\nScore: 10", "- Score\uff1a 2\nScore: 5", "Score: none\nScore: 5",
+        "", "7", "Score: 11", "Score: -1", "Score: 7/5", "Score: nan", "Score: ٣", "Score: 7\nThat is all.",
+        "score: 9\nScore: 2", "**Score: 0**\nScore: 10", "> Score: 0\nScore: 10", "Final Score: 0\nScore: 10",
+        "Sc\u200bore: 0\nScore: 10", "- Score\uff1a 2\nScore: 5", "1. Score: 2\nScore: 5",
+        "(Score: 2)\nScore: 5", "$Score: 2$\nScore: 5",
     ],
 )  # fmt: skip
 def test_a_reply_without_exactly_one_score_fails(reply):
@@ -105,12 +99,8 @@ def test_the_reward_is_a_mean_that_is_full_only_where_both_are():
     assert not with_part(Reward(0.999), 1.0, 0.3).solved and not with_part(Reward(1.0), 0.999, 0.3).solved
     shown = with_part(Reward(1.0), 0.0, 0.0)  # weight 0: shown, not paid
     assert shown.solved and shown.parts["judge"] == 0.0
-    assert with_part(Reward(0.5, maximum=0.5), 1.0, 0.5).solved  # a task whose best is 0.5
-    values = [with_part(Reward(a / 7), b / 7, w / 9).value for a in range(8) for b in range(8) for w in range(9)]
-    assert min(values) >= 0 and max(values) == 1.0
     bonus = Reward(0.9, full=True)  # a full solution, with less than all of what is paid on top of it
     assert with_part(bonus, 1.0, 0.3).solved and not with_part(bonus, 0.9, 0.01).solved
-    assert with_part(bonus, 0.0, 0.0).solved
     with pytest.raises(UserError, match="no part named judge"):
         with_part(Reward(1.0, {"judge": 1.0}), 1.0, 0.5)
 
@@ -146,15 +136,9 @@ def test_nothing_is_asked_twice_and_what_matters_is_asked_anew(make_judge, serve
         return len(server.asked) - before
 
     assert asks() == 0  # another run with the same cache
-    assert asks(judge_weight=0.7, judge_timeout_s=5.0, judge_concurrency=2) == 0
-    for change in (
-        {"judge_model": "n"},
-        {"judge_temperature": 0.5},
-        {"judge_max_tokens": 5},
-        {"judge_prompt": "Rate: {completion}"},
-        {"judge_base_url": server.url + "/"},  # the same URL, in other words
-    ):
-        assert asks(**change) == (0 if "judge_base_url" in change else 1), change
+    assert asks(judge_weight=0.7, judge_timeout_s=5.0, judge_base_url=server.url + "/") == 0
+    for change in ({"judge_model": "n"}, {"judge_temperature": 0.5}, {"judge_prompt": "Rate: {completion}"}):
+        assert asks(**change) == 1, change
     before = len(server.asked)
     judge_reward(judge, "5")
     judge_reward(judge, "4", Example("e", "What is 2 + 2?", {"answer": "four"}))
@@ -162,16 +146,12 @@ def test_nothing_is_asked_twice_and_what_matters_is_asked_anew(make_judge, serve
     assert len(server.asked) == before + 3
 
 
-@pytest.mark.parametrize("first", ["no idea", "Score: 11", ""])
-def test_a_reply_without_a_score_is_asked_for_again(make_judge, first):
-    replies = iter([first, "Score: 5", "Score: 9"])
+def test_a_reply_without_a_score_is_asked_for_again(make_judge):
+    replies = iter(["no idea", "Score: 5", "Score: 9"])
     server, judge = make_judge(lambda shown: answer(next(replies)))
     assert judge_reward(judge, "4").parts == {"task": 1.0, "judge": 0.0, "judge_failed": 1.0}
     assert judge_reward(judge, "4").parts["judge"] == 0.5
     assert judge_reward(judge, "4").parts["judge"] == 0.5 and len(server.asked) == 2
-    reopened = Judge(judge.config)
-    assert judge_reward(reopened, "4").parts["judge"] == 0.5 and len(server.asked) == 2
-    reopened.close()
 
 
 def test_a_dry_run_looks_for_the_judge_and_asks_it_nothing(serve):
@@ -183,40 +163,20 @@ def test_a_dry_run_looks_for_the_judge_and_asks_it_nothing(serve):
         pass
 
 
-def test_verdicts_are_not_shown_to_the_judge_as_the_reference(make_judge, workers, tmp_path):
-    server, judge = make_judge(lambda shown: answer("Score: 5"))
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    verdict = {"reward": 0.25, "solved": False, "parts": {"secret": 1.0}, "error": "secret"}
-    fields = {"numbers": [3, 7, 5], "target": 9, "prompt": "?"}
-    source.write_text(json.dumps({"completion": "<answer> 7 + 5 - 3 </answer>", **fields, **verdict}))
-    assert score_file(load_task("countdown"), source, output, workers, judge).failed == 0
-    (asked,) = server.asked
-    shown = asked["messages"][1]["content"]
-    assert "secret" not in shown and "reward" not in shown and '"target": 9' in shown
-
-
 @pytest.mark.parametrize(
     "reply",
     [
         answer("Score: 10", finish_reason="length"),
-        answer("Score: 10", finish_reason="content_filter"),
         (400, {}, '{"error": {"code": "content_filter", "message": "no"}}'),
         (400, {}, '{"error": {"message": "maximum context length is 8192 tokens"}}'),
         answer("No idea."),
-        answer("Score: 0\nScore: 10"),
     ],
-    ids=["cut off", "withheld", "filter", "context", "no score", "two scores"],
+    ids=["cut off", "filter", "context", "no score"],
 )
 def test_what_a_completion_does_to_the_judge_is_paid_the_worst(make_judge, reply):
     _, judge = make_judge(lambda shown: reply)
     reward = judge_reward(judge, "4")
     assert (reward.value, reward.parts["judge"], reward.parts["judge_failed"]) == (0.8, 0.0, 1.0)
-
-
-def test_the_reference_is_the_answer_or_all_fields_in_one_order():
-    assert reference(EXAMPLE) == "4"
-    fields = {"sets": frozenset("cab"), "n": [1], "completion": "no", "prompt": "no"}
-    assert reference(Example("", "", fields)) == '{"sets": ["a", "b", "c"], "n": [1]}'
 
 
 def test_a_failing_judge_makes_rollouts_unscorable_and_leaves_the_others(make_judge, sevens, policy, workers):
@@ -258,18 +218,6 @@ def test_a_frozen_role_is_not_judged_and_several_turns_are_one_text(make_judge):
     assert json.loads(block) == [{"completion": "one"}, {"shown": "two", "completion": 'three", "shown": "'}]
 
 
-def test_processes_share_what_one_would_ask_and_one_asks_for_an_answer(serve):
-    server, settings = serve(lambda shown: answer("Score: 7"))
-    config = TrainerConfig(judge=JudgeConfig(**settings, judge_cache="", judge_concurrency=7))
-
-    def concurrency(processes):
-        with judging(config, processes) as judged:
-            return judged.keywords["judge"].config.judge_concurrency
-
-    assert together(3, lambda member: member, concurrency) == [2, 2, 2]
-    assert len([asked for asked in server.asked if asked]) == 1
-
-
 def test_each_completion_is_judged_by_one_process(serve, make_policy, sevens, workers):
     """Without a cache in a file, in which one would find what another has asked."""
     server, settings = serve(lambda shown: answer("Score: 5"))
@@ -296,21 +244,21 @@ def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tm
     server, judge = make_judge(lambda shown: answer("Score: 5" if "#### 5" in shown else "no idea"))
     rows = [
         {"completion": "#### 5", "answer": "#### 5", "prompt": [{"role": "user", "content": "2 + 3?"}]},
-        {"completion": "#### 6", "answer": "#### 6", "prompt": "3 + 3?"},
+        {"completion": "#### 6", "answer": "#### 6", "prompt": "3 + 3?", "reward": 0.25, "parts": {"secret": 1.0}},
         {"completion": "#### 5", "answer": "#### 5"},
         {"completion": 3},
-        {"completion": "#### 5", "answer": "none", "prompt": ""},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert score_file(load_task("gsm8k"), source, output, workers, judge) == Counts(5, 0, 3)
+    assert score_file(load_task("gsm8k"), source, output, workers, judge) == Counts(4, 0, 2)
     scored = [json.loads(line) for line in output.read_text().splitlines()]
     # (1 - 0.2) * 1 + 0.2 * 0.5
     assert scored[0]["reward"] == pytest.approx(0.9) and scored[0]["parts"]["judge"] == 0.5
     assert any("user: 2 + 3?" in asked["messages"][1]["content"] for asked in server.asked)  # in any order
     assert scored[1]["reward"] == pytest.approx(0.8)
-    assert [row["reward"] for row in scored[2:]] == [None] * 3
-    reasons = ["the row lacks `prompt`", "`completion` must be", "must end with"]
+    assert not any("secret" in asked["messages"][1]["content"] for asked in server.asked)  # a row's own verdict
+    assert [row["reward"] for row in scored[2:]] == [None] * 2
+    reasons = ["the row lacks `prompt`", "`completion` must be"]
     assert all(reason in row["error"] for reason, row in zip(reasons, scored[2:], strict=True))
 
 
@@ -318,50 +266,11 @@ def test_a_prompt_in_a_file_is_stored_as_its_text(tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("Rate {completion}.")
     assert JudgeConfig(judge_model="m", judge_prompt=str(file)).judge_prompt == "Rate {completion}."
-    assert JudgeConfig(judge_model="m", judge_prompt="{completion}?").judge_prompt == "{completion}?"
     file.write_text("Rate {answer}.")
     with pytest.raises(UserError, match="never shows the completion"):
         JudgeConfig(judge_model="m", judge_prompt=str(file))
-    with pytest.raises(UserError, match=r"a text with \{completion\} in it, or a file with one"):
-        JudgeConfig(judge_model="m", judge_prompt="Rate it!")
     with pytest.raises(UserError, match="judge_base_url is read only with --judge-model"):
         JudgeConfig(judge_base_url="http://x")
-
-
-def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):
-    def reply(shown):
-        return (500, {}, '{"error": {"message": "out of order"}}') if "4 + 4" in shown else answer("Score: 10")
-
-    server, _ = serve(reply)
-    rows = [{"completion": "#### 8", "answer": "#### 8", "prompt": f"{n} + {8 - n}?"} for n in (3, 4)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["--task", "gsm8k", "--completions", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    command += ["--judge-model", "m", "--judge-base-url", server.url, "--judge-weight", "0.5", "--judge-retries", "0"]
-    command += ["--judge-cache", str(tmp_path / "c.sqlite")]
-    assert main(["evaluate", *command]) == 1
-    assert "error: the judge did not say what 1 of 2 completions are worth" in capsys.readouterr().err
-    assert [json.loads(line)["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [1.0, None]
-    server.reply = lambda body: answer("Score: 10")
-    assert main(["evaluate", *command]) == 0
-
-
-@pytest.mark.parametrize("changed", ["PROMPT", "INSTRUCTIONS"])
-def test_scores_under_another_default_prompt_are_stale(monkeypatch, changed):
-    flags = ["--checkpoint", "some-org/model", "--examples", "3"]
-
-    def settings(*judge):
-        config, options = parsed([*flags, *judge], EvaluateConfig)
-        return settings_of(make_plan(config, options), options)
-
-    named = ["--judge-model", "m", "--judge-base-url", "http://127.0.0.1:1/v1"]
-    own = [*named, "--judge-prompt", "{completion}?"]
-    before = [settings(*judge) for judge in (named, own, [])]
-    assert [now == settings(*judge) for now, judge in zip(before, (named, own, []), strict=True)] == [True] * 3
-    monkeypatch.setattr(judge_module, changed, getattr(judge_module, changed) + " Be kind.")
-    found = list(differences(before[0], settings(*named), "score"))
-    assert any(phrase.startswith("judge words '") for phrase in found)
-    assert (settings(*own) == before[1]) == (changed == "PROMPT")  # which the user's takes the place of
-    assert not list(differences(before[2], settings(), "generate"))
 
 
 TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 20
@@ -371,7 +280,7 @@ TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-n
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(serve, tmp_path, monkeypatch):
+def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(serve, tmp_path):
     """The judge below says something else each time it is asked, so only what was written down can be the same."""
     chance = random.Random(0)
     server, _ = serve(lambda shown: answer(f"Score: {chance.randint(0, 10)}"))
@@ -395,12 +304,3 @@ def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(se
     again = json.loads((run / "summary.json").read_text())
     assert again["weights_sha256"] == whole["weights_sha256"] and again["eval_after"] == whole["eval_after"]
     assert len(server.asked) == asked + 1  # the question at the start
-
-    monkeypatch.chdir(tmp_path)  # where the evaluation's folder is made
-    output = tmp_path / "evaluation.json"
-    evaluating = ["--checkpoint", str(tmp_path / "checkpoints" / run.name), "--judge-model", "m", *places[2:]]
-    evaluating += ["--judge-base-url", server.url, *TRAINING.split()[:8], "--output", str(output)]
-    assert main(["evaluate", *evaluating, "--examples", "4", "--samples", "1", "--max-tokens", "24"]) == 0
-    found = json.loads(output.read_text())
-    assert found["judge"]["judge_model"] == "m"
-    assert found["reward"] == pytest.approx(0.8 * found["parts"]["task"] + 0.2 * found["parts"]["judge"])

@@ -62,23 +62,13 @@ def test_a_target_is_approached_from_both_sides_by_all_that_is_scored(sampled):
     assert with_length(rollouts, config_of()) == rollouts
 
 
-@pytest.mark.parametrize(("maximum", "lost"), [(10.0, 2.5), (1.0, 0.25), (-4.0, 1.0), (0.0, 0.25)])
+@pytest.mark.parametrize(("maximum", "lost"), [(10.0, 2.5), (-4.0, 1.0), (0.0, 0.25)])
 def test_what_is_lost_is_a_share_of_the_highest_reward(sampled, maximum, lost):
     reward = Reward(maximum, {"own": 3.0}, maximum)
     for settings in ({"length_penalty": 0.5}, {"length_target": 32, "length_target_weight": 0.5}):
         (found,) = with_length(sampled((64, reward)), config_of(**settings))  # alone, or twice the target: half
         assert (found.reward.value, found.reward.maximum, found.reward.solved) == (maximum - lost, maximum, True)
         assert found.reward.parts == {"own": 3.0, "length": -lost}
-
-
-def test_solved_is_what_the_task_says_and_only_sampled_tokens_count(sampled, make_rollout):
-    rewards = [Reward(0.6, maximum=1.0, full=True), Reward(1.0, maximum=1.0, full=False)]
-    found = with_length(sampled(*((4, reward) for reward in rewards)), config_of(length_penalty=0.5))
-    assert values(found) == [0.6 - 0.25, 1.0]
-    # Two turns of 8 and 8 tokens, between them 100 that a tool printed.
-    mask = [False] + [True] * 8 + [False] * 100 + [True] * 8
-    episode = make_rollout([5], [6] * 116, loss_mask=mask, turns=[(1, 9), (109, 117)])
-    assert values(with_length([episode], config_of(length_target=16))) == [1.0]
 
 
 def test_a_group_of_solutions_of_different_lengths_teaches_and_is_not_replaced(sampled):
@@ -95,11 +85,9 @@ def test_a_group_of_solutions_of_different_lengths_teaches_and_is_not_replaced(s
     ("settings", "message"),
     [
         *(({"length_penalty": bad}, "length_penalty must be") for bad in (-0.1, 1.0, math.nan)),
-        ({"length_target": -1}, r"length_target must be 0 \(off\), or at least 1, got -1"),
         ({"length_target": 65}, r"length_target \(65\) must be at most max_tokens \(64\)"),
         ({"length_target": 32, "task": "a,b", "task_max_tokens": "b:16"}, r"\(32\) must be at most max_tokens \(16\)"),
         *(({"length_target": 8, "length_target_weight": bad}, "must be above 0 and below 1") for bad in (0.0, 1.0)),
-        ({"length_target_weight": 0.25}, "length_target_weight is read only with --length-target: give that too"),
         ({"length_penalty": 0.2, "length_target": 8}, "length_penalty 0.2 and length_target 8 .*: leave one out"),
         ({"length_penalty": 0.2, "group_size": 1, "algorithm": "reinforce"}, "group_size must be at least 2, got 1"),
     ],
@@ -123,12 +111,9 @@ def run_in(folder, *flags):
     return summary.parent
 
 
-@pytest.mark.parametrize(
-    "priced", [["--length-target", "3"], pytest.param(["--length-penalty", "0.5"], marks=pytest.mark.slow)]
-)
-def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path, priced):
+def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    flags = [*SAY_SEVENS, *FLAGS.split(), *priced]
+    flags = [*SAY_SEVENS, *FLAGS.split(), "--length-target", "3"]
     run = run_in(whole, *flags, "--checkpoints-dir", f"{whole}/checkpoints")
     for base in (whole / "checkpoints").glob("base-*"):
         shutil.copytree(base, killed / "checkpoints" / base.name)
@@ -146,19 +131,4 @@ def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path, priced):
     # A held-out score is the task's own.
     assert not any("length" in one["parts"] for one in rollouts if one["purpose"] != "train")
     assert not any("length" in tag for line in lines for tag in line if tag.startswith("eval/"))
-    if "--length-target" in priced:  # 1 to 4 tokens
-        assert parts == [{1: -1 / 3, 2: -1 / 6, 3: 0.0, 4: -1 / 8}[sum(one["loss_mask"])] for one in trained]
-
-
-@pytest.mark.slow
-@pytest.mark.learns
-def test_completions_come_to_the_length_of_the_target_and_stay_right(tmp_path):
-    # Any number of sevens is right. The demonstrations have one or two, and so has a run without a target.
-    flags = """--max-tokens 16 --base-steps 40 --prompts-per-step 8 --group-size 16 --steps 40
-        --learning-rate 3e-3 --eval-every 0 --save-every 0 --rollouts-every 0 --threads 1 --device cpu --quiet"""
-    given = [*SAY_SEVENS, *flags.split(), "--checkpoints-dir", f"{tmp_path}/checkpoints"]
-    plain = run_in(tmp_path / "plain", *given)
-    aimed = run_in(tmp_path / "aimed", *given, "--length-target", "8")
-    ends = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in (plain, aimed)]
-    assert ends[0]["eval/sevens/completion_tokens_mean"] < 5 < 7 < ends[1]["eval/sevens/completion_tokens_mean"] < 9.5
-    assert ends[1]["eval/sevens/pass@1"] > 0.8
+    assert parts == [{1: -1 / 3, 2: -1 / 6, 3: 0.0, 4: -1 / 8}[sum(one["loss_mask"])] for one in trained]

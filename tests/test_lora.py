@@ -29,7 +29,7 @@ from tests.decoding import decoded_logprobs
 
 assert loop  # a fixture
 
-TARGETS = ["all-linear", "q_proj, v_proj", "layers.1.mlp.down_proj", r"model\.layers\.0\..*(o|gate)_proj"]
+TARGETS = ["all-linear", "q_proj, layers.1.mlp.down_proj"]
 IDS = [5, 9, 14, 8, 30, 21, 6]
 
 
@@ -69,9 +69,14 @@ def test_before_the_first_update_the_policy_is_its_base_model_to_the_bit(policy,
     assert trained and all(".lora_" in name for name in trained)
 
 
-@pytest.mark.parametrize("targets", ["all-linear", "lm_head, embed_tokens, q_proj"])
-@pytest.mark.parametrize("decoding", ["own", "cached"])
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("targets", "decoding", "precision"),
+    [
+        ("all-linear", "own", torch.bfloat16),
+        ("lm_head, embed_tokens, q_proj", "own", torch.float32),
+        ("all-linear", "cached", torch.float32),
+    ],
+)
 def test_the_engine_samples_from_base_and_adapters_together(policy, targets, decoding, precision):
     for weight in policy.model.parameters():
         weight.data = weight.data.to(precision).float()
@@ -181,24 +186,6 @@ def test_merged_weights_have_the_names_and_the_places_of_a_plain_model(policy):
     assert torch.equal(merged["model.norm.weight"], plain["model.norm.weight"])
 
 
-def test_a_model_whose_own_weights_are_called_lora_keeps_them():
-    model = torch.nn.Module()
-    model.lora_gate = torch.nn.Linear(2, 2)
-    assert list(MergedWeights(model, dict(model.named_parameters()))) == ["lora_gate.weight", "lora_gate.bias"]
-
-
-def test_adapters_depend_on_their_seed_alone_and_leave_the_generator(make_policy):
-    first, second, other = make_policy(0), make_policy(0), make_policy(0)
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    adapt(first, move=False)
-    assert torch.equal(torch.rand(1), expected)
-    adapt(second, move=False)
-    adapt(other, move=False, seed=1)
-    assert weights_sha256(first) == weights_sha256(second) != weights_sha256(other)
-
-
 @pytest.fixture
 def base(policy, tmp_path):
     """A folder with the base model."""
@@ -271,19 +258,11 @@ def test_a_checkpoint_keeps_the_template_and_the_end_tokens(base, tmp_path, proc
     assert loaded.encode_prompt("numbers 1 2") == policy.encode_prompt("numbers 1 2")
 
 
-def test_adapters_that_transformers_loads_from_elsewhere_are_refused_in_one_line(policy, processes, monkeypatch):
-    monkeypatch.setattr("minrl.run.setup.load_model", lambda path: (adapt(policy).model, policy.tokenizer))
-    with pytest.raises(UserError, match="owner/name holds LoRA adapters: download them, and give the local folder"):
-        load_policy("owner/name", CPU, processes)
-
-
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
         ("q_proj,typo", "'typo' matches no layer with a weight matrix: there are embed_tokens, q_proj, k_proj"),
-        (r"model\.layers\.9\..*", "matches no layer with a weight matrix"),
         ("q_proj,lm_head", "lm_head, model.embed_tokens share one weight .* leave them out"),
-        (".*", "share one weight"),
     ],
 )
 def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, targets, message):
@@ -292,34 +271,14 @@ def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, target
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora_rank": -1}, "lora_rank must be 0"),
-        ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha must be at least 1"),
-        ({"lora_rank": 4, "lora_target_modules": " , "}, "must name at least one layer"),
-    ],
-)
-def test_settings_that_contradict_are_refused_in_one_line(changes, message):
-    with pytest.raises(UserError, match=message) as refused:
-        LoraConfig(**changes)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_regular_expression_names_whole_paths(policy):
-    adapt(policy, r"model\.layers\.1\.self_attn\..*")
-    assert sorted(adapted_layers(policy.model)) == [f"model.layers.1.self_attn.{name}_proj" for name in "koqv"]
-
-
 @pytest.mark.slow
 @pytest.mark.learns
-@pytest.mark.parametrize("kind", ["merged", "adapter"])
-def test_a_run_with_adapters_learns(loop, policy, tmp_path, kind):
+def test_a_run_with_adapters_learns(loop, policy, tmp_path):
     # The head stays as it is: one of random weights as small as these cannot say anything with much probability.
     policy.model.get_output_embeddings().weight.data *= 5
     save_policy(policy, tmp_path / "model")
     flags = ["--lora-rank", "8", "--steps", "12", "--kl-coef", "0.001", "--learning-rate", "2e-2"]
-    _, run = loop(*flags, "--lora-checkpoint", kind)
+    _, run = loop(*flags)
     lines = metrics(run)[1:]
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
     assert rewards[0] < 0.2 and sum(rewards[-5:]) / 5 > 0.5, rewards

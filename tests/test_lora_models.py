@@ -23,24 +23,18 @@ from tests.conftest import CPU
 IDS = torch.tensor([[5, 9, 14, 8, 30, 21, 6, 17, 11, 40, 3, 8]])
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 EXPERTS, LOCAL = {**MOE, "num_experts": 4}, {"num_experts_per_tok": 2, "num_local_experts": 4}
-ROUTED = {**MOE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "topk_group": 1}
-LATENT = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-SSM = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 
 MODELS = {
     "Qwen3": {"head_dim": 8},
     "Qwen3 biased": {"head_dim": 8, "attention_bias": True},
-    "Gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8},
     "Qwen3Moe": {**EXPERTS, "head_dim": 8, "mlp_only_layers": [1]},
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 24},
-    "DeepseekV3": {**ROUTED, **LATENT, "n_group": 2, "num_key_value_heads": 4},
     "GptOss": {**LOCAL, "head_dim": 8},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
-    "FalconH1": {**SSM, "mamba_d_ssm": 64, "mamba_chunk_size": 4},
     "Mamba": {"state_size": 8},
 }
-"""Scaled embeddings, experts that peft adapts, with a dense layer, some with shared experts, transposed ones, (in, out)
-weights, layers that peft refuses. tests/zoo_check.py has adapters in every architecture.
+"""Biases, experts that peft adapts, with a dense layer, with shared experts, transposed ones, (in, out) weights, layers
+that peft refuses. tests/zoo_check.py has adapters in every architecture.
 """
 
 IN_FLOAT32 = ("Mamba",)
@@ -95,7 +89,7 @@ def adapted(tokenizer, processes, tmp_path):
 load = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32, attn_implementation="eager")
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("Qwen3 biased", "Qwen2Moe")])
+@pytest.mark.parametrize("name", ["Qwen3Moe", "GPT2", "Mamba"])
 def test_adapters_on_frozen_weights_in_bfloat16_compute_and_learn_as_pefts_own(name, adapted, tmp_path):
     policy = adapted(name, dtype=torch.bfloat16)
     base, expected = load(tmp_path / "base"), logprobs_of(policy.model)
@@ -130,9 +124,7 @@ def test_adapters_on_frozen_weights_in_bfloat16_compute_and_learn_as_pefts_own(n
 
 
 KINDS = {
-    "linear": ("Qwen3", "all-linear", None, {}),
     "held in bfloat16": ("Qwen3", "all-linear", None, {"dtype": torch.bfloat16}),
-    "with biases": ("Qwen3 biased", "q_proj,down_proj", {"self_attn.q_proj.weight", "mlp.down_proj.weight"}, {}),
     "Conv1D": ("GPT2", "c_attn", {"attn.c_attn.weight"}, {}),
     "embedding and head": (
         "Qwen3",
@@ -141,7 +133,6 @@ KINDS = {
         {},
     ),
     "experts": ("GptOss", "gate_up_proj,q_proj", {"mlp.experts.gate_up_proj", "self_attn.q_proj.weight"}, {}),
-    "a part of experts": ("GptOss", "experts.down_proj", {"mlp.experts.down_proj"}, {}),
     "router": ("Qwen2Moe", r".*\.(gate|experts\.down_proj)", {"mlp.gate.weight", "mlp.experts.down_proj"}, {}),
 }
 """Each kind of layer that trains: architecture, --lora-target-modules, and the weights that they name."""
@@ -175,18 +166,11 @@ def test_every_kind_that_trains_is_what_evaluate_peft_and_transformers_load(kind
 LAYERS = {"target_modules": ["q_proj", "v_proj", "down_proj"]}
 LORA = {**LAYERS, "r": 2}
 FOREIGN = {
-    "rank-stabilized": (peft.LoraConfig(**LORA, use_rslora=True), {}),
-    "dropout": (peft.LoraConfig(**LORA, lora_dropout=0.5), {}),
     "DoRA": (peft.LoraConfig(**LORA, use_dora=True), {}),
-    "PiSSA": (peft.LoraConfig(**LORA, init_lora_weights="pissa"), {}),
     "lora_bias": (peft.LoraConfig(r=2, target_modules=["q_proj"], lora_bias=True), {}),
     "biases": (peft.LoraConfig(**LORA, bias="lora_only"), {}),
     "OFT": (peft.OFTConfig(**LAYERS, oft_block_size=4), {}),
     "IA3": (peft.IA3Config(**LAYERS, feedforward_modules=["down_proj"]), {}),
-    "AdaLoRA": (peft.AdaLoraConfig(**LAYERS, init_r=4, target_r=2, total_step=10), {}),
-    "LoHa": (peft.LoHaConfig(**LAYERS, r=2), {}),
-    "LoKr": (peft.LoKrConfig(**LAYERS, r=2), {}),
-    "a head of its own": (peft.LoraConfig(**LORA, modules_to_save=["lm_head"]), {}),
     "a head that was tied": (peft.LoraConfig(**LORA, modules_to_save=["lm_head"]), {"tied": True}),
     "trained tokens": (peft.LoraConfig(**LORA, trainable_token_indices=[3, 9]), {}),
 }
@@ -278,25 +262,3 @@ def learn(policy, optimizer):
     policy.model(input_ids=IDS, use_cache=False).logits.square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-
-
-@pytest.mark.optim8bit
-def test_moments_in_eight_bits_train_adapters_on_held_weights_and_go_on(adapted, tmp_path):
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: make setup EXTRA=optim8bit")
-    policy = adapted("Qwen3", dtype=torch.bfloat16, rank=128)  # 4096 elements: fewer keep moments in float32
-    config = OptimizerConfig(optimizer="adamw8bit", learning_rate=1e-2)
-    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
-    optimizer = make_optimizer(policy, config)
-    learn(policy, optimizer)
-    for name, weight in policy.model.named_parameters():
-        assert torch.equal(weight, before[name]) != weight.requires_grad, name
-        if weight.requires_grad and weight.numel() >= 4096:
-            assert optimizer.state[weight]["state1"].dtype == torch.uint8
-    saved = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0)
-    other = adapted("Qwen3", move=False, rank=128)
-    other.adapters.load(saved)
-    fresh = make_optimizer(other, config)
-    restore_optimizer(saved, other, fresh)
-    for one in ((policy, optimizer), (other, fresh)):
-        learn(*one)
-    assert weights_sha256(policy) == weights_sha256(other)

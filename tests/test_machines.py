@@ -20,18 +20,13 @@ ROOT = Path(__file__).parent.parent
 TASK = """
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from minrl.tasks.task import Task, TaskDefinition, split
 from minrl.types import Example, Reward
+from tests.say_sevens import NoOptions
 
 PLACE = Path(__file__).parent
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    most: int = 16
 
 
 def reward(completion, example):  # in a worker
@@ -43,11 +38,11 @@ def reward(completion, example):  # in a worker
 
 
 def make(options, data_path):
-    examples = [Example(f"numbers {n}", f"numbers {n}", {}) for n in range(options.most)]
+    examples = [Example(f"numbers {n}", f"numbers {n}", {}) for n in range(16)]
     return Task(split(examples, 0.5), reward)
 
 
-slow = TaskDefinition(Options, make)
+slow = TaskDefinition(NoOptions, make)
 """
 
 
@@ -74,9 +69,8 @@ def free_port():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "full"])
-def test_where_one_process_is_killed_the_others_end_and_the_run_goes_on_exactly(flags, tmp_path, sharding):
-    flags += ["--sharding", sharding, "--steps", "16"]
+def test_where_one_process_is_killed_the_others_end_and_the_run_goes_on_exactly(flags, tmp_path):
+    flags += ["--steps", "8"]
     command = [sys.executable, str(ROOT / "tests/killed_trainers.py"), str(tmp_path), *flags]
     ran = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
@@ -85,7 +79,6 @@ def test_where_one_process_is_killed_the_others_end_and_the_run_goes_on_exactly(
     for end in told["kills"]:
         victim = end["victim"]
         assert end["statuses"][victim] == -signal.SIGKILL, end
-        assert end["seconds"] < 60, end
         assert [status for rank, status in enumerate(end["statuses"]) if rank != victim] == [1, 1], end
         for said in end["said"]:
             (line,) = re.findall(r"^error: .*$", said, re.M)
@@ -101,7 +94,7 @@ def test_where_one_process_is_killed_the_others_end_and_the_run_goes_on_exactly(
 @pytest.mark.slow
 def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(flags, tmp_path):
     port, outputs = free_port(), [tmp_path / "first.txt", tmp_path / "second.txt"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
     launch += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=one", "--shutdown-timeout=120"]
     command = [*launch, str(ROOT / "train.py"), *flags, "--steps", "100000", "--run-name", "two"]
     agents = [
@@ -118,9 +111,8 @@ def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(fl
         for agent in agents:
             agent.kill()
     said = "".join(path.read_text() for path in outputs)
-    assert "4 processes on 2 nodes (by torchrun), which meet at" in said, said
+    assert "2 processes on 2 nodes (by torchrun), which meet at" in said, said
     (saved,) = re.findall(
         r"saved (\S+); go on with: python -m minrl train --resume \S+two", (run / "log.txt").read_text()
     )
     assert Path(saved).is_dir() and abs(int(saved.rpartition("_")[2]) - RunFolder(run).metrics[-1]["step"]) <= 1
-    assert "Traceback" not in re.sub(r"(?s)Traceback \(most recent call last\):\n  File \"<frozen runpy>\".*", "", said)

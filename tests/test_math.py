@@ -3,7 +3,6 @@
 import json
 import resource
 import sys
-import threading
 import time
 
 import pytest
@@ -13,8 +12,7 @@ from minrl.tasks import load_task
 from minrl.tasks.answers import boxes_together
 from minrl.tasks.grader import KILL_AFTER_S, MEMORY_MIB, bounded
 from minrl.tasks.math import MathOptions, boxed_answer, gold_answers, r1_zero_answer, reward
-from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
-from minrl.utils.statistics import summarize
+from minrl.types import Example, Job, Reward, UserError
 from tests.apart import apart
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
@@ -25,31 +23,17 @@ FORM = 0.1
 
 WRITTEN = "1 + 1 </think> <answer> 0.5 </answer>"
 PAID = [
-    (R1, WRITTEN, 1.0),
     (R1, f"<think> {WRITTEN}", 1.0),
     (R1, r"so </think> <answer> It is \boxed{0.5}. </answer>", 1.0),
-    (R1, "so </think> <answer> 0.7 </answer>", FORM),
-    (R1, "so </think> <answer> 0.5 or 0.7 </answer>", FORM),
-    (R1, "so </think> <answer> </answer>", FORM),
-    (R1, "<answer> 0.5 </answer>", 0.0),
-    (R1, "<answer> 0.5 </answer> </think>", 0.0),
+    *((R1, f"so </think> <answer> {wrong} </answer>", FORM) for wrong in ("0.7", "0.5 or 0.7", "")),
+    *((R1, text, 0.0) for text in ("<answer> 0.5 </answer>", "so </think> <answer> 0.5", f"{WRITTEN} or 0.7")),
+    *((R1, text, 0.0) for text in ("so </think> that is <answer> 0.5 </answer>", f"so </think> {WRITTEN}")),
     (R1, "</think> <answer> 0.4 </answer> <answer> 0.5 </answer>", 0.0),
-    (R1, "so </think> <answer> 0.5", 0.0),
-    (R1, f"{WRITTEN} or 0.7", 0.0),
-    (R1, "so </think> that is <answer> 0.5 </answer>", 0.0),
-    (R1, f"so </think> {WRITTEN}", 0.0),
     (PATIENT, r"so it is \boxed{\frac12}", 1.0),
-    (PATIENT, r"\boxed{\frac{1}{{2}}}", 1.0),
     (PATIENT, r"\boxed{0.7}, no, \boxed{0.5}", 1.0),
-    (PATIENT, r"\boxed{0.5}, no, \boxed{0.7}", FORM),
-    (PATIENT, "so it is 0.5", 0.0),
-    (PATIENT, "", 0.0),
-    (PATIENT, r"\boxed{0.1, 0.2, 0.3, 0.4, 0.5}", FORM),
-    (PATIENT, r"\boxed{0.7 \text{ or } 0.5}", FORM),
-    (PATIENT, r"\boxed{x = 0.5 = 0.7}", FORM),
+    *((PATIENT, text, 0.0) for text in ("so it is 0.5", "")),
+    *((PATIENT, text, FORM) for text in (r"\boxed{0.5}, no, \boxed{0.7}", r"\boxed{0.1, 0.2, 0.5}", "\\boxed{\ud800}")),
     (PATIENT, r"\boxed{\frac{2}{4}}", FORM),  # copied from the problem
-    (PATIENT, rf"\boxed{{{HALF['problem']}}}", FORM),
-    (PATIENT, "\\boxed{\ud800}", FORM),
 ]
 
 
@@ -67,9 +51,7 @@ def test_the_weights_are_the_options():
 SLOW = {
     "tower of powers": "9**9**9",
     "sum without end": r"\sum_{n=1}^{10^{12}} \frac{1}{n^3 + \sin n}",
-    "product of brackets": "(x+1)" * 150,
     "nested fractions": r"\frac{1}{" * 90 + "1" + "}" * 90,
-    "exponent": "1e999999999",
     "nested braces, 200 kB": "{" * 100_000 + "3" + "}" * 100_000,
     "100 kB of a sum": "1+" * 50_000 + "1",
 }
@@ -116,21 +98,6 @@ def test_the_limit_is_counted_by_the_clock_that_it_is_compared_with(monkeypatch)
         assert resource.getrlimit(resource.RLIMIT_CPU)[0] >= ahead + 1.0 + KILL_AFTER_S
 
 
-def test_a_limit_outside_the_main_thread_fails_aloud():
-    raised = []
-
-    def grade():
-        try:
-            reward(r"\boxed{1/3}", BARE)
-        except ValueError as error:
-            raised.append(str(error))
-
-    thread = threading.Thread(target=grade)
-    thread.start()
-    thread.join()
-    assert "main thread" in raised[0]
-
-
 def test_workers_grade_and_go_on_after_an_answer_that_takes_too_long():
     patient, strict = (load_task("math", {"math": MathOptions(timeout_s=seconds)}) for seconds in (60.0, 0.2))
     workers = Workers(1, 120.0)
@@ -171,37 +138,13 @@ def test_rows_with_an_answer_and_rows_with_a_solution_make_the_same_examples(tmp
     assert all(task.reward(task.solution(example), example).solved for example in examples)
 
 
-def test_the_prompts_are_a_text_that_opens_the_thoughts_or_messages_that_ask_for_a_box(tmp_path):
-    text = tasks_of(tmp_path / "rows.jsonl", *ROWS, prompt="r1_zero").dataset.train[0].prompt
-    assert text.endswith("Assistant: <think>") and "What is $" in text
-    system, user = tasks_of(tmp_path / "rows.jsonl", *ROWS).dataset.train[0].prompt
-    assert r"\boxed{}" in system["content"] and user["content"].startswith("What is $")
-
-
-def test_an_evaluation_says_how_each_subject_and_level_did():
-    kinds = [("Algebra", "1"), ("Algebra", "5"), ("Geometry", "5")]
-    examples = [Example(f"{s}{n}", "", {}, {"subject": s, "level": n}) for s, n in kinds]
-    solved = {"Algebra1": (1, 1), "Algebra5": (1, 0), "Geometry5": (0, 0)}
-    rollouts = [
-        Rollout([1, 2], [False, True], [0.0, 0.0], [(1, 2)], 1, e.id, g, s, SOLO, 0, 0, reward=Reward(float(paid)))
-        for g, e in enumerate(examples)
-        for s, paid in enumerate(solved[e.id])
-    ]
-    # Over the samples of all examples of a kind: Algebra 3 of 4, level 5 1 of 4.
-    shares = {"level=1": 1.0, "level=5": 0.25, "subject=Algebra": 0.75, "subject=Geometry": 0.0}
-    assert summarize(examples, rollouts, []).categories == shares
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"problem": "1?"}, r"row 1 of .*: lacks answer and solution, one of which is needed \(it has problem\)"),
         ({"problem": "1?", "solution": "it is 3"}, r"needs a `solution` with its answer in \\boxed"),
-        ({"problem": "1?", "answer": " "}, "`answer` is empty"),
         ({"answer": "1"}, r"row 1 of .* lacks problem \(it has answer\)"),
-        ({"problem": "1?", "answer": []}, "`answer` is an empty list or has an empty answer"),
         ({"problem": "1?", "answer": ["1", " "]}, "`answer` is an empty list or has an empty answer"),
-        ({"problem": "1?", "answer": [["1"]]}, "`answer` is a list of more than texts and numbers"),
         ({"problem": "1?", "answer": {"a": 1}}, "`answer` must be a text or a number"),
         ({"problem": ["odd"], "answer": "1"}, "`problem` must be a text, got list"),
     ],
@@ -211,9 +154,7 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path, row, said):
         tasks_of(tmp_path / "rows.jsonl", row).dataset.sizes()
 
 
-@pytest.mark.parametrize(
-    "options", [{"timeout_s": 0.0}, {"answer_weight": 0.0}, {"format_weight": -0.1}, {"test_split": ""}]
-)
+@pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"answer_weight": 0.0}, {"format_weight": -0.1}])
 def test_impossible_options_are_refused(options):
     (name,) = options
     with pytest.raises(UserError, match=f"math.{name} must"):
@@ -222,20 +163,14 @@ def test_impossible_options_are_refused(options):
 
 PROSE = [
     r"The radius is $\boxed{3}$. Therefore, the answer is $\boxed{9}$.",
-    r"\boxed{3}; the final answer is \boxed{9}",
-    r"Side is \boxed{3} cm, area is \boxed{9}",
     r"\boxed{3} \boxed{9}",
-    r"\boxed{3}, area = \boxed{9}",
     r"\boxed{3}, \text{hence } \boxed{9}",
-    r"\boxed{3}," + "\n" + "and so on, " * 9 + r"\boxed{9}",
     r"so \boxed{9}. I put it in \boxed{}",
 ]
 LISTS = [
     r"\boxed{3}, \boxed{9}",
-    r"$\boxed{3}$;" + "\n" * 99 + r"$\boxed{9}$",
     r"$x=\boxed{3}$ and $y_1 = \boxed{9}$",
     r"\(\boxed{3}\), or \(\boxed{9}\).",
-    r"\boxed{3} \quad\text{and}\quad \theta=\boxed{9}",
 ]
 
 
@@ -253,9 +188,3 @@ def test_any_answer_of_a_list_is_right(tmp_path, answer, solved):
     row = {"problem": "How long is it?", "answer": [r"1.5\text{ m}", r"150\text{ cm}"]}
     example = tasks_of(tmp_path / "rows.jsonl", row, held_out_share=1.0).dataset.held_out[0]
     assert reward(rf"\boxed{{{answer}}}", example, PATIENT).solved == solved
-
-
-@pytest.mark.parametrize("answer", ["", " ", None])
-def test_without_an_answer_the_solution_is_read(answer):
-    row = {"problem": "Which?", "answer": answer, "solution": r"It is \boxed{7}."}
-    assert reward(r"\boxed{7}", Example("", "", row), PATIENT).solved

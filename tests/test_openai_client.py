@@ -1,7 +1,6 @@
 """The openai client against a real server on this machine that fails in every way."""
 
 import contextlib
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, ChatUsage
-from minrl.types import UserError
 from tests.chat_server import ChatServer, answer, in_turn
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -78,20 +76,10 @@ def test_a_refused_key_is_not_asked_for_again_and_is_not_repeated(serve):
 
 @pytest.mark.parametrize(
     "said",
-    [
-        (200, {}, "{torn"),
-        (200, {}, '{"error": {"message": "x"}}'),
-        (200, {}, "[1]"),
-        (200, {}, ""),
-        (200, {}, '{"choices": []}'),
-        (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": 4}}]}'),
-        (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": null, "refusal": "no"}}]}'),
-        (200, {}, '{"choices": [{"message": {"content": "4"}}]}'),
-    ],
-    ids=lambda said: said[2] or "empty",
+    ["{torn", "", '{"choices": []}', '{"choices": [{"finish_reason": "stop", "message": {"content": 4}}]}'],
 )
 def test_garbage_is_an_error_and_no_answer(serve, said):
-    _, client = serve(in_turn(said))
+    _, client = serve(in_turn((200, {}, said)))
     with pytest.raises(ChatError, match=r"^m at http://127[^\n]*$"):
         ask(client)
 
@@ -100,7 +88,6 @@ def test_garbage_is_an_error_and_no_answer(serve, said):
     ("said", "kind"),
     [
         ((400, {}, '{"error": {"code": "content_filter", "message": "filtered"}}'), "content_filter"),
-        ((200, {}, json.dumps(answer(None, finish_reason="content_filter"))), "content_filter"),
         (
             (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": null, "refusal": "no"}}]}'),
             "refusal",
@@ -108,10 +95,6 @@ def test_garbage_is_an_error_and_no_answer(serve, said):
         ((400, {}, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), "context_length"),
         (  # vLLM's
             (400, {}, '{"error": {"code": 400, "message": "This model\'s maximum context length is 64 tokens."}}'),
-            "context_length",
-        ),
-        (  # llama.cpp's
-            (400, {}, '{"error": {"type": "exceed_context_size_error", "message": "request exceeds it"}}'),
             "context_length",
         ),
         ((400, {}, '{"error": {"message": "unknown parameter: seed"}}'), None),
@@ -123,24 +106,6 @@ def test_what_a_server_refuses_for_good_is_told_from_what_failed(serve, said, ki
     with pytest.raises(ChatError) as error:
         ask(client)
     assert getattr(error.value, "kind", None) == kind and isinstance(error.value, ChatRefusal) == (kind is not None)
-
-
-def test_a_thought_that_was_cut_off_is_an_empty_text_of_length(serve):
-    _, client = serve(in_turn(answer(None, finish_reason="length")))
-    reply = ask(client)
-    assert (reply.text, reply.finish_reason) == ("", "length")
-
-
-def test_a_server_that_hangs_is_an_error(serve):
-    forever = threading.Event()
-    server, client = serve(lambda body: forever.wait() and {}, timeout_s=0.3, retries=1)
-    with pytest.raises(ChatError, match=r"silent for 0\.3 s in each attempt"):
-        ask(client)
-    patience = time.monotonic() + 60
-    while len(server.asked) < 2 and time.monotonic() < patience:
-        time.sleep(0.01)
-    assert len(server.asked) == 2
-    forever.set()
 
 
 def test_a_server_that_drips_bytes_is_cut_off_too(serve):
@@ -185,9 +150,3 @@ def test_many_threads_are_served_at_once_but_no_more_than_allowed(serve):
     assert [reply.text for reply in texts] == [str(i) for i in range(12)]
     assert server.most == 3
     assert "temperature" not in server.asked[0]
-
-
-def test_openai_needs_a_key(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UserError, match="put it into the environment variable OPENAI_API_KEY"):
-        ChatClient("m")

@@ -2,25 +2,25 @@
 
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minrl import train
 from minrl.__main__ import main
+from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
 from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
-from minrl.evaluate import stages
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
+from minrl.run import setup
 from minrl.run.checkpoint import save_policy
-from minrl.tasks import Task
-from minrl.tasks.task import split
-from minrl.types import Example, Request, Reward, Turn, UserError
+from minrl.types import Request, UserError
 from tests.conftest import CPU
 from tests.killing import killed_at
 
-EXAMPLES = split([Example(str(n), "numbers 1 2", {}) for n in range(8)], 0.5)
 SAMPLING = Sampling(1.0, frozenset({2}))
 
 
@@ -119,40 +119,36 @@ def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, 
         main(["train", "--resume", str(runs / third), "--steps", "5"])
 
 
-@pytest.mark.slow
-def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):
-    # A task whose held-out examples have a frozen role; the reward says who it was.
-    words = []
-
-    def episode(example, rng):
-        words.append((yield Turn("other", "numbers 1", frozen=True)))
-        yield Turn("me", "numbers 1")
-        return {"me": Reward(0.0)}
-
-    task = Task(EXAMPLES, None, episode=episode, frozen_opponent=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stages, "load_task", lambda *_: task)
-    flags = (
-        f"--task tictactoe --checkpoint {tmp_path}/model0 --examples 4 --samples 1 --max-tokens 6 --device cpu".split()
-    )
-    said, results = [], []
-    for more in ([], ["--opponent", f"{tmp_path}/model0"], ["--opponent", f"{tmp_path}/model1"]):
-        assert main(["evaluate", *flags, *more, "--output", str(tmp_path / "result.json")]) == 0
-        said.append(tuple(words))
-        results.append(json.loads((tmp_path / "result.json").read_text())["opponent"])
-        words.clear()
-    assert said[0] == said[1] != said[2]  # without --opponent it is the evaluated model itself
-    assert results == [f"{tmp_path}/model{n}" for n in (0, 0, 1)]
-    folder = [*flags, "--opponent", f"{tmp_path}/model1", "--output", str(tmp_path / "out")]
-    assert main(["evaluate", *folder]) == 0
-    shutil.copy(tmp_path / "model0/model.safetensors", tmp_path / "model1/model.safetensors")
-    with pytest.raises(UserError, match=r"other weights of .*model1"):
-        main(["evaluate", *folder])
-
-
 def test_an_opponent_for_nobody_is_refused(tmp_path):
     flags = ["--opponent", "x", "--task", "countdown", "--model-id", "x", "--runs-dir", str(tmp_path)]
     with pytest.raises(UserError, match="no role of countdown is frozen"):
         main(["train", *flags, "--device", "cpu"])
     with pytest.raises(UserError, match="no role of countdown is frozen"):
         main(["evaluate", "--opponent", "x", "--task", "countdown", "--checkpoint", "x"])
+
+
+def test_an_engine_is_closed_when_its_opponent_is_refused(policy, monkeypatch):
+    closed = []
+
+    def refused(*_):
+        raise UserError("another vocabulary")
+
+    engine = SimpleNamespace(close=lambda: closed.append("engine"))
+    stand_ins = {"make_engine": lambda *_: engine, "load_policy": lambda *_: policy, "note_model": lambda *_: None}
+    stand_ins |= {"known_model": lambda *_: "model", "EngineWithOpponent": refused}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(setup, name, stand_in)
+    run = SimpleNamespace(config=TrainerConfig())
+    with pytest.raises(UserError, match="another vocabulary"):
+        setup._engine(run, {"duel": SimpleNamespace(frozen_opponent=True)}, policy, None)
+    assert closed == ["engine"]
+
+
+@pytest.mark.slow
+def test_evaluate_plays_against_the_opponent_that_is_named(run_flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = ["--task", "tictactoe", "--tictactoe.opponent", "frozen", "--checkpoint", f"{tmp_path}/model0"]
+    sizes = ["--examples", "4", "--samples", "1", "--max-tokens", "6", "--device", "cpu"]
+    for more, played in (([], "model0"), (["--opponent", f"{tmp_path}/model1"], "model1")):
+        assert main(["evaluate", *task, *sizes, *more, "--output", "result.json"]) == 0
+        assert json.loads(Path("result.json").read_text())["opponent"] == f"{tmp_path}/{played}"

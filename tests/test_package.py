@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 
 import minrl
-from minrl.__main__ import PROGRAMS, main
-from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("minrl", "pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 TINY = """--run-name countdown-grpo-seed0 --steps 1 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8
-    --max-tokens 12 --rollouts-every 1 --eval-samples 4 --base-steps 20 --base-hidden-size 64 --base-heads 2
-    --base-batch-size 16 --reward-workers 1"""
+    --max-tokens 12 --rollouts-every 1 --eval-samples 1 --eval-examples 4 --base-steps 8 --base-heads 2
+    --base-hidden-size 64 --base-batch-size 16 --reward-workers 1"""
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +46,6 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     assert wheel.name == f"minrl-{minrl.__version__}-py3-none-any.whl"
 
 
-def test_without_a_name_the_programs_are_listed(capsys):
-    assert main([]) == main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"\n  {name} " in shown for name in PROGRAMS) and all(len(line) <= 80 for line in shown.splitlines())
-    with pytest.raises(UserError, match=r"unknown program 'trian': did you mean train\?"):
-        main(["trian"])
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_each_program_answers_help_and_version(name, capsys):
-    for flag, shown in (("--help", f"\npython -m minrl {name} "), ("--version", f"minrl {minrl.__version__}\n")):
-        with pytest.raises(SystemExit) as stop:
-            main([name, flag])
-        assert not stop.value.code and shown in f"\n{capsys.readouterr().out}"
-
-
 def test_an_interpreter_without_the_packages_says_how_to_install_them(tmp_path):
     command = [sys.executable, "-S", "train.py"]  # without the folder of installed packages
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -89,7 +71,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_installed_package_trains_resumes_and_evaluates_outside_a_checkout(wheel, tmp_path):
+def test_an_installed_package_trains_and_evaluates_outside_a_checkout(wheel, tmp_path):
     place, work = tmp_path / "installed", tmp_path / "empty"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(place)]
     subprocess.run([*pip, str(wheel)], check=True, timeout=120)
@@ -98,25 +80,17 @@ def test_an_installed_package_trains_resumes_and_evaluates_outside_a_checkout(wh
         identity = ["-c", "user.name=user", "-c", "user.email=user@localhost"]
         subprocess.run(["git", *identity, *words.split()], cwd=tmp_path, check=True)
 
-    def call(*arguments: str, status: int = 0) -> str:
+    def call(*arguments: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(place)}
         command = [str(place / "bin/minrl"), *arguments]
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == status, done.stderr
+        assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
-    assert "--group-size" in call("train", "--help")
     call("train", *TINY.split())
     run = work / "runs/countdown-grpo-seed0"
-    assert (run / "rollouts.html").exists()
     record = json.loads((run / "config.json").read_text())
     assert record["commit"] is None, "the commit of the user's repository is not MinRL's"
-    assert record["program"] == "train" and record["command"][:2] == ["minrl", "train"]
-    call("train", "--resume", "latest", "--steps", "2")
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert steps[-1] == 2
-    refused = call("sft", "--resume", str(run), status=2)
-    assert f"is not one of minrl sft: continue it with minrl train --resume {run}" in refused
     small = ["--examples", "4", "--samples", "1", "--no-greedy", "--quiet", "--device", "cpu", "--no-charts"]
     said = call("evaluate", "--checkpoint", "countdown-grpo-seed0", "--task", "countdown", *small)
     assert json.loads(said[said.index("{") : said.rindex("}") + 1])["n"] == 4

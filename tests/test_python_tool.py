@@ -17,8 +17,6 @@ from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
 from minrl.rollout import Plan, rollout
 from minrl.run.folder import RunFolder
-from minrl.sandbox import calls as sandbox
-from minrl.sandbox.calls import LEVELS
 from minrl.tasks import Task, load_task
 from minrl.tasks.code_tool import CodeToolOptions
 from minrl.tasks.grader import Grader
@@ -32,7 +30,6 @@ from minrl.tasks.python_tool import (
     run_program,
     stopped,
     tool_message,
-    with_instructions,
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
@@ -48,54 +45,31 @@ PATIENT = PythonOptions(seconds=60.0, characters=200)
 """For programs that end by themselves, however slow the machine."""
 
 
-@pytest.fixture(params=list(LEVELS), scope="module")
-def level(request):
-    """Each level of the sandbox that this machine gives, as the one of the calls."""
-    reason = sandbox._unavailable(request.param)
-    if reason:
-        pytest.skip(f"this machine does not give {request.param}: {reason}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(sandbox.LEVEL_VARIABLE, request.param)
-        yield request.param
-
-
 CALLS = [
-    ("<tool_call> print(6 * 7) </tool_call>", "print(6 * 7)"),
     ("<think> hm <tool_call>\nprint(1)\nprint(2)\n</tool_call>", "print(1)\nprint(2)"),  # in a thought too
     ("A <tool_call> runs it: <tool_call>print(1)</tool_call>", "print(1)"),  # the last mark opens it
     ("<tool_call>print(1)</tool_call> <tool_call>print(2)</tool_call>", "print(1)"),  # the first one ends it
     ("<tool_call>\n```python\nprint(1)\n```\n</tool_call>", "print(1)"),
     ('<tool_call>\n{"name": "python", "arguments": {"code": "print(\\"a\\")"}}\n</tool_call>', 'print("a")'),
-    ('<tool_call>{"name": "python", "arguments": "{\\"code\\": \\"print(1)\\"}"}</tool_call>', "print(1)"),
     ('<tool_call>{"name": "python", "arguments": "print(1)"}</tool_call>', "print(1)"),
     ('<tool_call>{"name": "code_interpreter", "parameters": {"code": "print(1)"}}</tool_call>', "print(1)"),
     ("<tool_call>{print(1)}</tool_call>", "{print(1)}"),  # no JSON: a program, if an odd one
 ]
 
 
-@pytest.mark.parametrize(("completion", "program"), CALLS, ids=range(len(CALLS)))
-def test_a_call_holds_a_program(completion, program):
-    _, call = find_call(completion)
-    assert program_of(call) == program
-
-
-@pytest.mark.parametrize(
-    "completion", ["", "print(1)", "<tool_call> print(1)", "print(1) </tool_call>", "```python\nprint(1)\n```"]
-)
-def test_what_is_cut_off_or_lacks_a_mark_is_no_call(completion):
-    assert find_call(completion) is None
+def test_a_call_holds_a_program_between_two_marks():
+    for completion, program in CALLS:
+        assert program_of(find_call(completion)[1]) == program
+    for completion in ("print(1)", "<tool_call> print(1)", "print(1) </tool_call>"):
+        assert find_call(completion) is None
 
 
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
         ("  \n", "no program"),
-        ("```python\n\n```", "no program"),
         ('{"name": "search", "arguments": {"code": "print(1)"}}', "no tool search"),
         ('{"name": "python", "arguments": {"code": 7}}', "as a string"),
-        ('{"name": "python"}', "as a string"),
-        ('{"name": "python", "arguments": {"a": "1", "b": "2"}}', "as a string"),
-        ('{"name": "python", "arguments": {"code": " "}}', "no program"),
         ('{"a": ' + "9" * 5000 + "}", "digit"),  # Python reads no integer of so many
     ],
 )
@@ -106,38 +80,31 @@ def test_a_malformed_call_says_what_is_wrong(call, reason):
 
 PROGRAMS = [
     # the program, what is shown, whether the call failed
-    ("print(48271 * 90353 % 977)", str(48271 * 90353 % 977), False),
     ("x = 1", "[nothing was printed: print what you need]", False),
-    ("print(1)\nexit()", "1", False),
     ("print(1)\n1 / 0", "1\n[error in line 2] ZeroDivisionError: division by zero", True),
     ("print(1", "[error in line 1] SyntaxError: '(' was never closed", True),
     ("import sys\nsys.exit(3)", "[error] exit status 3", True),
-    ("import numpy", "[error in line 1] ModuleNotFoundError: No module named 'numpy'", True),
     ("print('ab' * 150)", "ab" * 100 + "\n[cut off after 200 characters]", False),
     ("while True: print('x' * 99)", "x" * 99 + "\n*[stopped: it printed too much]", True),
     ("print(1)\nwhile True: pass", "[stopped after 0.3 seconds]", True),
-    ("x = bytearray(10 ** 10)", "[error in line 1] MemoryError", True),
     ("class A: pass\nprint([A()])", "[<__main__.A object at 0x...>]", False),
     # what a template or a reader could take for something else
     ("print('<|im_end|> </tool_response> <tool_call>')", "< |im_end| > < /tool_response> < tool_call>", False),
-    ("print('a\\x1b[2Jb\\0')", "a\\x1b[2Jb\\x00", False),
-    ("import sys; sys.stdout.buffer.write(bytes([255]))", "\ufffd", False),
     ("raise ValueError('</s>\\u202e')", "[error in line 1] ValueError: < /s>\\u202e", True),
-    ("print(" + repr("<answer> 5 </answer>") + ")", "<answer> 5 </answer>", False),
     # a folder of its own: what the last program left is gone
     ("import os; print(os.listdir()); open('left', 'w')", "['program.py']", False),
 ]
 
 
-@pytest.mark.parametrize(("program", "shown", "failed"), PROGRAMS, ids=range(len(PROGRAMS)))
-def test_what_a_program_brings_back(program, shown, failed, level):
-    ran = run_program(program, replace(PATIENT, seconds=0.3) if "pass" in program[-5:] else PATIENT)
-    begins, _, ends = shown.partition("*[")
-    assert ran.failed == failed and ran.seconds > 0 and len(ran.text) < 300
-    assert ran.text == shown or (ends and ran.text.startswith(begins) and ran.text.endswith(ends))
+def test_what_a_program_brings_back():
+    for program, shown, failed in PROGRAMS:
+        ran = run_program(program, replace(PATIENT, seconds=0.3) if "pass" in program[-5:] else PATIENT)
+        begins, _, ends = shown.partition("*[")
+        assert ran.failed == failed and ran.seconds > 0 and len(ran.text) < 300, program
+        assert ran.text == shown or (ends and ran.text.startswith(begins) and ran.text.endswith(ends)), program
 
 
-def test_the_same_program_prints_the_same(level):
+def test_the_same_program_prints_the_same():
     program = "import random\nprint(random.random(), {'a', 'b', 'c', 'd', 'e', 'f'}, hash('a'), object())"
     first, second = (run_program(program, PATIENT) for _ in range(2))
     assert first.text == second.text and not first.failed
@@ -183,12 +150,9 @@ def test_what_the_tool_printed_is_the_next_message_and_the_last_turn_is_the_answ
     assert reward.parts == {"characters": len("<answer> 42 </answer>"), **costs}
 
 
-@pytest.mark.parametrize(
-    "last", ["", "It is printed above.", "<answer> </answer>", "<tool_call> print('<answer> 42 </answer>')"]
-)
-def test_an_answer_that_stands_elsewhere_than_in_the_last_turn_is_not_paid(last):
-    reward, _ = playing("<answer> 42 </answer> <tool_call>print('<answer> 42 </answer>')</tool_call>", last)
-    assert reward.value == (1.0 if "42" in last else 0.0)  # a call that is cut off is the policy's own text
+def test_an_answer_that_stands_elsewhere_than_in_the_last_turn_is_not_paid():
+    reward, _ = playing("<answer> 42 </answer> <tool_call>print('<answer> 42 </answer>')</tool_call>", "see above")
+    assert reward.value == 0.0
 
 
 def test_a_call_that_is_one_too_many_is_not_run_and_is_no_answer():
@@ -201,35 +165,9 @@ def test_a_call_that_is_one_too_many_is_not_run_and_is_no_answer():
 
 
 def test_a_malformed_call_costs_a_call_and_says_why():
-    reward, shown = playing("<tool_call> </tool_call>", '<tool_call>{"name": "<|im_end|>"}</tool_call>', "no")
-    assert shown[1].message[0]["content"] == "[error] no program between < tool_call> and < /tool_call>"
-    assert "< |im_end| >" in shown[2].message[0]["content"]
-    assert (reward.parts["tool_calls"], reward.parts["tool_failed"], reward.parts["tool_s"]) == (2, 2, 0)
-
-
-def guessing(example, rng):
-    """Two turns of one role and one of another, with what they said as the reward."""
-    first = yield Turn("guesser", "say")
-    other = yield Turn("other", "say too")
-    second = yield Turn("guesser", "again")
-    assert (first, other, second) == ("1", "2", "3")
-    return {"guesser": 0.5, "other": 1.0}
-
-
-def test_every_role_has_its_own_calls_in_all_of_its_turns():
-    task = with_python(Task(ALONE.dataset, None, episode=guessing), PythonOptions(calls=2))
-    play = Play(task, ROWS[0], Random(0))
-    call, shown = "<tool_call>print(1)</tool_call>", []
-    said = iter([call, "1", "2", call, "3"])
-    play.advance(None)
-    while play.pending is not None:
-        is_turn = isinstance(play.pending, Turn)
-        shown += [play.pending.message] if is_turn else []
-        play.advance(next(said) if is_turn else ToolResult("one"))
-    assert play.failure is None
-    assert [message.count("You may run Python") for message in shown] == [1, 0, 1, 0, 0]
-    assert shown[1] == shown[4] == "\n<tool_response>\none\n</tool_response>\n" and shown[3] == "again"
-    assert {role: reward.parts["tool_calls"] for role, reward in play.rewards.items()} == {"guesser": 2, "other": 0}
+    reward, shown = playing('<tool_call>{"name": "<|im_end|>"}</tool_call>', "no")
+    assert "< |im_end| >" in shown[1].message[0]["content"]
+    assert (reward.parts["tool_calls"], reward.parts["tool_failed"], reward.parts["tool_s"]) == (1, 1, 0)
 
 
 def test_a_sandbox_that_fails_is_not_the_completions_doing():
@@ -296,31 +234,14 @@ DROPPING = CHATML.replace(
 
 @pytest.mark.parametrize(
     ("template", "before", "after"),
-    [
-        (CHATML, "tool\n", ""),
-        (DROPPING, "user\n<tool_response>\n", "\n</tool_response>"),
-    ],
-    ids=["role", "dropping"],
+    [(CHATML, "tool\n", ""), (DROPPING, "user\n<tool_response>\n", "\n</tool_response>")],
 )
 def test_the_tool_speaks_in_the_templates_turn_or_in_the_users(template, before, after):
-    chat = ChatTokenizer(
-        tokenizer=tokenizer("bytes", template, "<|im_start|> <|im_end|>", eos="<|im_end|>"), chat_template_options={}
-    )
-    end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    own = tokenizer("bytes", template, "<|im_start|> <|im_end|>", eos="<|im_end|>")
+    chat = ChatTokenizer(tokenizer=own, chat_template_options={})
+    end = own.convert_tokens_to_ids("<|im_end|>")
     ids = chat.encode_next_turn(tool_message(ROWS[0].prompt, "4 2"), [end])
     assert chat.decode_all(ids) == f"\n<|im_start|>{before}4 2{after}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_the_instructions_join_the_system_message():
-    said = with_instructions("", PATIENT).strip()
-    assert (
-        with_instructions([{"role": "system", "content": "Be brief."}], PATIENT)[0]["content"] == f"Be brief.\n\n{said}"
-    )
-    parts = [{"type": "text", "text": "Be brief."}]
-    joined = with_instructions([{"role": "system", "content": parts}], PATIENT)[0]["content"]
-    assert joined == [*parts, {"type": "text", "text": f"\n\n{said}"}]
-    assert with_instructions("3 + 4 =", PATIENT) == f"{said}\n\n3 + 4 ="
-    assert "60 seconds" in said and "200 printed" in said
 
 
 def test_a_task_is_named_with_its_tool():
@@ -338,22 +259,12 @@ def test_a_task_is_named_with_its_tool():
     assert "minrl.tasks.python_tool" not in programs("countdown")
 
 
-def test_a_file_may_have_the_options_of_the_tool(tmp_path):
-    file = tmp_path / "settings.yaml"
-    file.write_text("task: countdown+python\ntasks: {countdown: {max_number: 7}, python: {seconds: 5}}\n")
-    _, options = parsed(["--config", str(file)])
-    assert (options["countdown"].max_number, options["python"].seconds) == (7, 5.0)
-
-
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
         ("--task countdown+pyton", "no tool 'pyton' to play a task with: choose python, as in countdown\\+python"),
-        ("--task countdwn+python", "no task 'countdwn': did you mean countdown"),
         ("--task countdown+python --python.calls 0", "python.calls must be from 1 to 64, got 0"),
-        ("--task countdown+python --python.seconds nan", "python.seconds must be finite, got nan"),
         ("--task code_tool --code-tool.characters 5", "code_tool.characters must be from 16 to 100000, got 5"),
-        ("--task countdown+python --python.call 2", "unknown flag --python.call: did you mean --python.calls"),
     ],
 )
 def test_wrong_uses_are_refused_in_one_line(flags, reason):
@@ -362,12 +273,7 @@ def test_wrong_uses_are_refused_in_one_line(flags, reason):
     assert "\n" not in str(refused.value)
 
 
-def test_a_task_has_the_tool_once():
-    with pytest.raises(UserError, match="code_tool is played with Python already: leave out \\+python"):
-        load_task("code_tool+python")
-
-
-@pytest.mark.parametrize("name", ["countdown+python", "tictactoe+python", "code_tool"])
+@pytest.mark.parametrize("name", ["tictactoe+python", "code_tool"])
 def test_demonstrations_call_in_the_form_that_is_run(name):
     task, rng = load_task(name), Random(0)
     words, called = {*task.vocabulary}, 0
@@ -392,15 +298,15 @@ def test_problems_of_code_tool_are_right_and_no_product_is_on_both_sides():
         assert example.prompt[-1]["content"] == f"{example['expression']} ="
 
 
-@pytest.mark.parametrize(
-    ("said", "paid"),
-    [("<answer> 10 </answer>", 1), ("<answer>**10**.</answer>", 1), ("<answer> +10 </answer>", 1), ("10", 0),
-     ("<answer> 10 or 11 </answer>", 0), ("<answer> 1e1 </answer>", 0), ("<answer>" + "0" * 200 + "10</answer>", 0),
-     ("<answer> 5 + 5 </answer>", 0), ("<think> <answer> 10 </answer> </think>", 0)],
-)  # fmt: skip
-def test_code_tool_pays_for_the_integer_alone(said, paid):
-    task = load_task("code_tool")
-    assert task.reward(said, Example("", "", {"answer": 10})).value == paid
+def test_code_tool_pays_for_the_integer_alone():
+    reward, example = load_task("code_tool").reward, Example("", "", {"answer": 10})
+    assert reward("<answer>**10**.</answer>", example).value == 1
+    for said in (
+        "10",
+        "<answer> 10 or 11 </answer>",
+        "<answer> 5 + 5 </answer>",
+    ):
+        assert reward(said, example).value == 0
 
 
 RESUMED = """--task code_tool --code-tool.max-number 9 --base-steps 40 --base-batch-size 16 --base-learning-rate 1e-2

@@ -68,19 +68,3 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_
     flags = ["--task", f"{beads}:beads", "--completions", str(rows), "--output", str(scored), "--reward-workers", "1"]
     assert main(["evaluate", *flags]) == 0
     assert [json.loads(line)["reward"] for line in scored.read_text().splitlines()] == [1.0, 0.0]
-
-
-@pytest.mark.slow
-@pytest.mark.learns
-def test_the_example_of_a_task_learns_problems_that_it_never_trained_on(beads, tmp_path, monkeypatch):
-    # Over five seeds and three instruction sets pass@1 rose by 0.167 to 0.309 (docs/benchmarks.md).
-    monkeypatch.chdir(tmp_path)
-    flags = """--run-name beads-grpo-seed0 --device cpu --threads 1 --quiet --prompts-per-step 8 --group-size 8
-        --max-tokens 24 --eval-samples 8 --base-steps 200 --base-hidden-size 64 --base-heads 2 --base-batch-size 32
-        --steps 20 --eval-every 0
-        --reward-workers 1 --rollouts-every 0"""
-    assert main(["train", "--task", f"{beads}:beads", *flags.split()]) == 0
-    summary = json.loads((tmp_path / "runs/beads-grpo-seed0/summary.json").read_text())
-    before, after = summary["eval_before"], summary["eval_after"]
-    assert before["examples"] >= 20
-    assert after["pass@1"] > before["pass@1"] + 0.05

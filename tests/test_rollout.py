@@ -1,6 +1,5 @@
 """Episodes by hand: token ids, masks, turn bounds, rewards of each role, and seeds."""
 
-import random
 from collections import Counter
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import pytest
 from together import together
 
 from minrl.engines.torch_engine import TorchEngine
-from minrl.rollout import EPISODE, Plan, completion_seed, rollout
+from minrl.rollout import Plan, completion_seed, rollout
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import SOLO, Completion, Example, Job, Reward, Turn
@@ -147,20 +146,6 @@ def test_a_seed_depends_on_everything_it_is_made_of_and_fits_a_signed_integer():
     assert len(seeds) == 10_000 and min(seeds) >= 0 and 2**62 < max(seeds) < 2**63
 
 
-def test_an_episodes_rng_is_its_own_and_seeded(play):
-    drawn = []
-
-    def episode(example, rng):
-        drawn.append(rng.random())
-        yield Turn(SOLO, "numbers")
-        return {SOLO: Reward(0.0)}
-
-    random.seed()
-    play(episode, *["3 <end>"] * 4, examples=2, group_size=2)
-    paths = [(0, "test", 1, slot, sample, EPISODE, 0) for slot in range(2) for sample in range(2)]
-    assert drawn == [random.Random(completion_seed(*path)).random() for path in paths]
-
-
 def frozen_in(*frozen):
     """The policy, and what it plays against: frozen in the turns that say so."""
 
@@ -188,15 +173,7 @@ def test_a_frozen_role_is_sampled_as_such_and_is_read_but_not_trained(play, poli
     assert [call[0].seed for call in free.calls] == [call[0].seed for call in engine.calls]
 
 
-@pytest.mark.parametrize(("turns", "allowed"), [((True, False), True), ((False, True), True), ((True,), False)])
-def test_a_role_is_frozen_always_or_never_and_the_task_says_so(play, turns, allowed):
-    sampled = play(None, "3 <end>", "8 <end>", task=replace(frozen_in(*turns), frozen_opponent=allowed))
-    (failure,) = sampled.failures
-    assert failure.startswith("other is frozen in one turn and not in another")
-    assert [one.reward for one in sampled.rollouts] == [None] * len(sampled.rollouts) != []
-
-
-@pytest.mark.parametrize(("model", "room", "expected"), [(5, None, 2), (5, 4, 1), (100, None, 8)])
+@pytest.mark.parametrize(("model", "room", "expected"), [(5, None, 2), (5, 4, 1)])
 def test_a_completion_has_no_more_tokens_than_there_is_room_for(play, policy, model, room, expected):
     policy.model.config.max_position_embeddings = model
     engine = Scripted(policy, "2 <end>", room=room)  # an engine may have room for less than the model
@@ -295,8 +272,7 @@ class Counting(TorchEngine):
         return super().generate(requests, sampling, **named)
 
 
-@pytest.mark.parametrize("count", [2, 7])
-def test_several_processes_play_what_one_would(make_policy, workers, count):
+def test_several_processes_play_what_one_would(make_policy, workers):
     examples = [Example(str(n), f"numbers {n}", {}) for n in (0, 2, 1, 3, 4)]
     task = Task(EXAMPLES, None, episode=odd_ones_fail, cheap=True)
 
@@ -309,7 +285,7 @@ def test_several_processes_play_what_one_would(make_policy, workers, count):
     alone, requests = sampled(make_policy())
     assert [r.group for r in alone.rollouts] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
     assert (requests, len(alone.failures), len(alone.reasons)) == (12, 4, 10)
-    results = together(count, lambda member: replace(make_policy(), processes=member), sampled)
+    results = together(7, lambda member: replace(make_policy(), processes=member), sampled)
     for found, _ in results:
         for actual, expected in zip(found.rollouts, alone.rollouts, strict=True):
             assert actual.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=1e-5)
@@ -317,4 +293,4 @@ def test_several_processes_play_what_one_would(make_policy, workers, count):
         reasons = [[one and one.splitlines()[-1] for one in of.reasons] for of in (found, alone)]
         assert reasons[0] == reasons[1] and len(found.failures) == 4
     assert sum(requests for _, requests in results) == 12  # each episode once
-    assert (0 in [requests for _, requests in results]) == (count > 2)  # some have nothing, or nothing that began
+    assert 0 in [requests for _, requests in results]  # some have nothing, or nothing that began

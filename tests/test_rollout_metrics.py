@@ -52,13 +52,6 @@ def test_groups_are_solved_by_none_some_or_all_of_their_rollouts(make_rollout):
     assert [metrics[f"reward/solve_{some}_group_frac"] for some in ("all", "some", "none")] == [0.25, 0.25, 0.5]
 
 
-def test_the_limit_is_a_turns_and_an_empty_completion_counts(make_rollout):
-    two_turns = make_rollout([1], [2, 2, 3, 3], turns=[(1, 3), (3, 5)])
-    assert rollout_metrics([two_turns], 8)["rollout/limit_frac"] == 0.25  # two tokens of eight in each
-    metrics = rollout_metrics([make_rollout([1], [], turns=[])], 1)
-    assert (metrics["rollout/limit_frac"], metrics["rollout/entropy"]) == (0, 0)
-
-
 def test_each_role_has_the_mean_of_its_own_rewards_and_parts(make_rollout):
     given = [("a", 1.0), ("a", 0.0), ("b", 0.25), ("b", None)]
     rollouts = [

@@ -26,16 +26,8 @@ GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_g
 KINDS = {
     "mixtral": LOCAL,
     "qwen3_moe": MANY,
-    "qwen2_moe": MANY | {"shared_expert_intermediate_size": 24},
     "deepseek_v3": LATENT | GROUPS | {"moe_intermediate_size": 24, "n_shared_experts": 1},
-    "minimax_m2": LOCAL | {"head_dim": 16, "rotary_dim": 16},
-    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
     "gpt_oss": LOCAL | {"head_dim": 16},
-    "phimoe": LOCAL,
-    "granitemoe": LOCAL,
-    "llama4_text": LOCAL | {"head_dim": 16, "interleave_moe_layer_step": 1, "num_experts_per_tok": 1},
-    "jamba": {"num_experts": 8, "num_experts_per_tok": 2, "attn_layer_period": 1, "attn_layer_offset": 0}
-    | {"expert_layer_period": 1, "expert_layer_offset": 0, "use_mamba_kernels": False},
 }
 IDS = torch.arange(40, 72)[None]
 

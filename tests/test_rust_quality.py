@@ -59,65 +59,27 @@ def test_branches_are_counted_by_hand():
     assert (counts.public_items, counts.documented_items) == (1, 0)
 
 
-def test_scores_follow_from_the_counts():
-    assert scores(BADLY) == pytest.approx(
-        {
-            "complexity": (30 - 11) / 20,
-            "nesting": (8 - 5) / 5,
-            "errors": 0.0,
-            "docs": 0.0,
-            "iterators": 0.0,
-            "closures": 0.0,
-            "panics": 1 / 5,
-            "unsafe": 1 / 2,
-        }
-    )
-
-
 def test_good_code_reaches_every_score_and_its_tests_are_not_counted():
     assert set(scores(WELL).values()) == {1.0}
     assert quality(scores(WELL), QualityWeights()) == 1.0
 
 
-@pytest.mark.parametrize(
-    "source", ["", "// nothing", "pub struct S;", "not rust at all {{{", "\0", "trait T { fn f(); }"]
-)
-def test_code_without_a_function_scores_nothing(source):
-    assert set(scores(source).values()) == {0.0}
+def test_code_without_a_function_scores_nothing():
+    for source in ("", "pub struct S;", "not rust at all {{{"):
+        assert set(scores(source).values()) == {0.0}
 
 
 @pytest.mark.parametrize(
     ("source", "name", "value"),
     [
-        ("fn f() -> Result<(), ()> { None.unwrap() }", "errors", 1.0),
-        ("fn f() { g()?; x.unwrap() }", "errors", 1.0),
-        ("fn f() -> i32 { x.unwrap() }", "errors", 0.0),
         ("#[must_use]\npub fn f() {}", "docs", 0.0),
-        ("/// Says.\n#[must_use]\npub fn f() {}", "docs", 1.0),
-        ("// no doc\npub fn f() {}", "docs", 0.0),
-        ("/// Says.\npub fn f() {}\npub struct S;", "docs", 0.5),
-        ("fn f() { for x in y {} z.iter().map(g).sum() }", "iterators", 2 / 3),
-        ("fn f() { for x in y {} }", "closures", 0.0),
-        ("fn f() { a.unwrap_or(1) }", "panics", 1.0),
+        ("/// Says.\n#[must_use]\npub fn f() {}\npub struct S;", "docs", 0.5),
         ('fn f() { "unwrap() panic!" /* .unwrap() */ }', "panics", 1.0),
         ("fn f() { x.parse::<i32>().unwrap() }", "panics", 0.5),
     ],
 )
 def test_each_score_says_what_it_counts(source, name, value):
     assert scores(source)[name] == pytest.approx(value)
-
-
-def test_complexity_and_nesting_fall_to_zero():
-    long = "fn f(x: i32) { " + "if x > 0 {} " * 29 + "}"
-    deep = "fn f(x: i32) { " + "loop { " * 8 + "}" * 9
-    assert scores(long)["complexity"] == 0.0  # 1 + 29
-    assert scores(deep)["nesting"] == 0.0
-    assert scores("fn f(x: i32) { " + "if x > 0 {} " * 9 + "}")["complexity"] == 1.0
-
-
-def test_the_tokens_of_a_macro_count_as_what_they_would_be():
-    counts = count("fn f() { m![if a && b { c.unwrap() } else { loop {} unsafe {} }] }")
-    assert (max(counts.complexities), counts.panics, counts.loops, counts.unsafe) == (1 + 3, 1, 1, 1)  # if, &&, loop
 
 
 def test_weights_choose_what_counts():

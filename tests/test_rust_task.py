@@ -1,19 +1,18 @@
 """The rust task with real cargo: what completions are paid, what is refused, rows, and what failures are no verdict."""
 
 import json
-import pickle
+import re
 from pathlib import Path
 
 import pytest
 
 from minrl.rewards.worker import Failure, call
 from minrl.sandbox import Outcome, SandboxError
-from minrl.tasks import load_task, rust, rust_build
+from minrl.tasks import load_task, rust_build
 from minrl.tasks.rust import REASONS, RustOptions, RustReward, extract_code, main_assertions, read_row, refusal
-from minrl.tasks.rust_build import BuildLimits, Cargo, Package, constant_passes, draw, find_tests, opposite, other_value
+from minrl.tasks.rust_build import BuildLimits, Cargo, Package, constant_passes, draw, find_tests, other_value
 from minrl.tasks.rust_quality import parse, text
 from minrl.types import Example, Job, UserError
-from minrl.utils.text import json_text
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 needs_cargo = pytest.mark.usefixtures("cargo_that_works")
@@ -104,12 +103,10 @@ def test_a_full_solution_with_tests_of_its_own_earns_everything():
 @pytest.mark.slow
 def test_solved_is_every_hidden_test_whatever_the_style():
     ugly = SOLUTION.replace("/// ", "// ").replace("even.is_empty()", "even.len() == 0")
-    for code in (ugly, f"#![allow(clippy::all)]\n{ugly}"):  # clippy is not silenced
-        paid = REWARD(fenced(code), EXAMPLE)
-        assert paid.solved and paid.parts["tests"] == 1.0
-        assert paid.parts["clippy"] == 0.0  # len_zero
-        assert paid.value == pytest.approx(0.05 + 0.75 + 0.05 * paid.parts["quality"])
-        assert paid.parts["quality_docs"] == 0.0 < paid.parts["quality"] < 1.0
+    paid = REWARD(fenced(f"#![allow(clippy::all)]\n{ugly}"), EXAMPLE)  # clippy is not silenced
+    assert paid.solved and paid.parts["tests"] == 1.0
+    assert paid.parts["clippy"] == 0.0  # len_zero
+    assert paid.value == pytest.approx(0.05 + 0.75 + 0.05 * paid.parts["quality"])
 
 
 @needs_cargo
@@ -142,26 +139,18 @@ def test_own_tests_are_paid_by_how_many_pass_and_could_fail():
 
 REFUSED = {
     "unsafe": ("pub fn f() { unsafe { std::hint::unreachable_unchecked() } }", "word"),
-    "C": ('extern "C" { fn exit(s: i32) -> !; }', "word"),
     "include of the tests": ('const T: &str = include_str!("../tests/even_numbers.rs");', "word"),
     "a raw name": ('const X: &str = r#include_str!("x");', "word"),
     "a macro": ("macro_rules! m {($($t:tt)*) => {$($t)*}}", "word"),
-    "a static initialiser": ('#[link_section = ".init_array"] static X: fn() = f; fn f() {}', "word"),
-    "raw output": ("fn f() { std::io::stdout().flush().ok(); }", "word"),
-    "a hook": ("fn f() { std::panic::set_hook(Box::new(|_| ())); }", "word"),
     "hidden in a comment that ends": ("/* /* */ */ fn f() { unsafe {} } /* */", "word"),
     "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "word"),
     "no Rust": ("fn f( { unsafe", "word"),
-    "exit": ("fn f() { std::process::exit(0) }", "path"),
     "exit by another name": ("use std::{self as s, process as p}; fn f() { p::exit(0) }", "path"),
     "files": ("use std::fs; fn f() {}", "path"),
     "include by another name": ('use std::include as given; given!("x");', "path"),
-    "assembler": ('fn f() { core::arch::asm!("") }', "path"),
-    "other code for clippy": ("#[cfg(not(clippy))] fn f() {}", "attribute"),
     "other code for clippy by cfg!": ("fn f() { if cfg!(clippy) {} }", "attribute"),
     "a module elsewhere": ('#[path = "../tests/even_numbers.rs"] mod t;', "attribute"),
     "a path under a condition": ('#[cfg_attr(all(), path = "../x.rs")] mod m;', "attribute"),
-    "another bool": ("pub struct bool;", "name"),
     "another Option": ("pub mod m { pub enum Option { A } }", "name"),
     "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "name"),
     "another assert": ("pub use std::stringify as assert;", "name"),
@@ -169,54 +158,38 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("code", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_a_solution_has_no_need_of_is_refused_unless_the_row_has_it(code, reason):
-    assert refusal(code, "") == reason and reason in REASONS
-    assert refusal(code, code) == ""
-
-
-def test_white_space_that_the_parser_takes_for_letters_hides_nothing():
-    assert refusal(extract_code("```rust\nfn f() {\u2028unsafe\u2028{} }\n```"), "") == "word"
+def test_what_a_solution_has_no_need_of_is_refused_unless_the_row_has_it():
+    for code, reason in REFUSED.values():
+        assert refusal(code, "") == reason and reason in REASONS
+        assert refusal(code, code) == ""
+    assert refusal(extract_code("```rust\nfn f() {\u2028unsafe\u2028{} }\n```"), "") == "word"  # read as a letter
 
 
 INNOCENT = {
     "the solution": SOLUTION + OWN_TESTS,
     "strings and comments": '/// std::process::exit(0), unsafe\npub fn f() -> &\'static str { "unsafe std::fs" }',
     "lifetimes": "pub fn f<'a>(x: &'a str) -> Option<&'a str> { Some(x).filter(|_| 'u' != '\\'') }",
-    "names that are modules elsewhere": "fn process(env: i32, include: bool) -> i32 { if include { env } else { 0 } }",
-    "an order of its own": "struct S(u8); impl PartialEq for S { fn eq(&self, o: &Self) -> bool { self.0 == o.0 } }",
-    "the other player": "impl std::ops::Not for P { type Output = Self; fn not(self) -> Self { self } }",
     "modules of std": "use std::{collections::HashMap, fmt::{self, Display}, io::{self, Read}};",
     "a Result of its own": "pub type Result<T> = std::result::Result<T, u8>;",
-    "an associated type": "impl std::str::FromStr for X { type Err = String; }",
-    "casts": "fn f(x: u8) -> u64 { x as u64 }",
     "conditions": '#[cfg(not(test))] fn f() {} #[cfg(target_pointer_width = "64")] fn h() {}',
     "a lint": "#[allow(clippy::too_many_arguments)] fn f() {}",
-    "a path": "fn f() { let path = 1; }",
     "cells and threads": "fn f(x: &std::cell::RefCell<u8>) { std::thread::spawn(|| ()).join().ok(); }",
 }
 
 
-@pytest.mark.parametrize("code", INNOCENT.values(), ids=INNOCENT)
-def test_ordinary_code_is_not_refused(code):
-    assert refusal(code, "") == ""
+def test_ordinary_code_is_not_refused():
+    assert {name: refusal(code, "") for name, code in INNOCENT.items()} == dict.fromkeys(INNOCENT, "")
 
 
 TWINS = {
-    "a number": ("{ assert_eq!(f(4), 20); }", "{ assert_eq!(f(4), 10); }"),
-    "the side that calls no function": ("{ assert_eq!(0.0, f(4)); }", "{ assert_eq!(1.0, f(4)); }"),
     "a text": ('{ assert_eq!(f(), "a".to_string()); }', '{ assert_eq!(f(), "~a".to_string()); }'),
     "a digit of a text": ('{ assert_eq!(f(), d("0.10")); }', '{ assert_eq!(f(), d("0.11")); }'),
-    "the last of several": ("{ assert_eq!(f(), Ok(vec![1, 2])); }", "{ assert_eq!(f(), Ok(vec![1, 1])); }"),
-    "of a variable": ("{ let w = [7]; assert_eq!(f(), w); }", "{ let w = [6]; assert_eq!(f(), w); }"),
     "through the solution's own type": ("{ assert_eq!(f(1), f(2)); }", "{ assert_eq!(f(1), f(1)); }"),
-    "no length of an array": ("{ assert_eq!(f(), [5; 3]); }", "{ assert_eq!(f(), [4; 3]); }"),
     "the last assertion": (
         "{ assert_eq!(f(), 1); assert_eq!(f(), 3); }",
         "{ assert_eq!(f(), 1); assert_eq!(f(), 2); }",
     ),
     "no literal": ("{ assert_eq!(f(4), None); }", None),
-    "no assert_eq": ("{ assert!(f(4).is_none()); }", None),
 }
 
 
@@ -237,26 +210,22 @@ def test_a_twin_expects_another_value(source, twin):
     assert (edit and changed(body, edit)) == twin
 
 
-def test_a_condition_becomes_its_opposite():
-    body = body_of('{ assert!(a < b, "{}", c); }')
-    assert changed(body, opposite(body)) == '{ assert!(!(a < b), "{}", c); }'
-
-
-def test_names_are_new_in_each_call_and_keep_the_order():
+def test_names_are_new_in_each_call_and_tell_nothing():
     source = "#[test]\nfn b() { assert_eq!(f(), 1); }\n#[test]\n#[should_panic]\nfn a() { f(); }"
-    (tests, twins, written), (others, _, _) = draw(source, {"f"}), draw(source, {"f"})
-    assert not tests.keys() & others.keys() and all(name in written for name in tests)
-    assert [source[slice(*tests[name].name_at)] for name in sorted(tests)] == ["b", "a"]
-    assert len(twins) == 1 and max(tests) < min(twins.values())  # a panic has no twin; twins run last
-    assert "fn a" not in written and "fn b" not in written
+    drawn = [draw(source, {"f"}) for _ in range(40)]
+    names = [name for tests, twins, _ in drawn for name in (*tests, *twins.values())]
+    assert len(set(names)) == len(names) == 3 * 40  # a panic has no twin
+    assert all(re.fullmatch("t[0-9a-f]{16}", name) for name in names)
+    assert all(name in written for tests, twins, written in drawn for name in (*tests, *twins.values()))
+    orders = {tuple(source[slice(*tests[name].name_at)] for name in sorted(tests)) for tests, _, _ in drawn}
+    firsts = {max(tests) < min(twins.values()) for tests, twins, _ in drawn}
+    assert len(orders) == len(firsts) == 2  # each of them fails to occur in one of 2^38 or of 1.5^40 calls
+    assert not any("fn a" in written or "fn b" in written for _, _, written in drawn)
 
 
 LEAP = "assert!(leap(4))", "assert!(leap(8));", "assert!(!leap(7));", "assert!(!leap(9));", "assert!(!leap(100));"
 CONSTANTS = {
     "a predicate": (LEAP, 3),
-    "different values": (("assert_eq!(leap(1), 1);", "assert_eq!(leap(2), 2);"), 1),
-    "of variables": (("let w = 3; assert_eq!(leap(1), w);", "let w = 2 + 1; assert_eq!(leap(2), w);"), 1),
-    "the same of variables": (("let w = 3; assert_eq!(leap(1), w);", "let w = 3; assert_eq!(leap(2), w);"), 2),
     "two functions": (("assert!(leap(1));", "assert!(is_odd(1));", "assert!(!is_odd(2));"), 2),
 }
 
@@ -269,10 +238,8 @@ def test_constants_pass_tests_that_expect_the_same(bodies, passes):
 
 OUTPUTS = {
     "all pass": ("test a ... ok\ntest m::b - should panic ... ok\n", 0, {"a", "b"}),
-    "one fails": ("test a ... ok\ntest b ... FAILED\n", 101, {"a"}),
     "a printed verdict": ("test a ... ok\ntest b ... ok\ntest b ... FAILED\n", 101, {"a"}),
     "an exit status that disagrees": ("test a ... ok\ntest b ... FAILED\n", 0, set()),
-    "killed": ("test a ... ok\ntest b ... ", 137, {"a"}),
     "no verdict": ("test a ... \n a ... ok", 0, set()),
 }
 
@@ -293,11 +260,9 @@ ERROR = b"error: could not compile `x` (lib) due to 1 previous error"
 FAILURES = {
     "an error in the source": (Outcome("error", 1, b"", ERROR, 0.1), 0.0),
     "no processor time left": (Outcome("error", 1, b"", ERROR + b" (signal: 24, SIGXCPU)", 5.0), 1.0),
-    "no memory left": (Outcome("memory", None, b"", b"", 5.0), 1.0),
     "half of the processor time": (Outcome("timeout", None, b"", b"", 120.0, processor_s=2.5), 1.0),
     "the machine is busy": (Outcome("timeout", None, b"", b"", 120.0, processor_s=2.4), "too little of the processor"),
     "cargo cannot run": (Outcome("error", 127, b"", b"sh: cargo: not found\n", 0.1), "could not run: sh: cargo: not"),
-    "a full disk": (Outcome("error", 101, b"", b"error: No space left\nmore", 0.1), "error: No space left"),
 }
 
 
@@ -323,12 +288,6 @@ def test_a_failed_build_counts_only_where_an_empty_package_builds(monkeypatch):
     assert isinstance(failed, Failure) and "does not run in the sandbox" in failed.reason  # unscorable and reported
 
 
-def test_raw_strings_without_an_end_and_quotes_alone_are_not_parsed(monkeypatch):
-    monkeypatch.setattr(rust, "parse", lambda _: pytest.fail("it takes seconds"))
-    for opening in ('r#"', 'br##"', '"', '""', "b'\""):
-        assert refusal(opening * 10_000, "") == "syntax"
-
-
 @pytest.mark.slow
 @needs_cargo
 def test_a_solution_that_wants_a_panic_needs_an_ordinary_test_too():
@@ -336,25 +295,13 @@ def test_a_solution_that_wants_a_panic_needs_an_ordinary_test_too():
         "use even_numbers::*;\n#[test]\nfn ordinary() { assert_eq!(half(4), 2); }\n"
         '#[test]\n#[should_panic(expected = "odd")]\nfn odd() { half(3); }\n'
         "#[test]\nfn result() -> Result<(), String> { if half(2) == 1 { Ok(()) } else { Err(String::new()) } }\n"
-        "#[test]\nfn returns() { if half(2) == 1 { return; } panic!() }\n"
     )
     stub = "pub fn half(n: i32) -> i32 {\n    todo!()\n}\n"
     example = Example("", "", {**ROW, "slug": "half", "stub": stub, "tests": {"tests/half.rs": tests}})
     right = 'pub fn half(n: i32) -> i32 { if n % 2 == 1 { panic!("odd") } n / 2 }'
     assert REWARD(fenced(right), example).parts["tests"] == 1.0
-    assert REWARD(fenced(right.replace("odd", "bad")), example).parts["tests"] == pytest.approx((3 - 1) / (4 - 1))
+    assert REWARD(fenced(right.replace("odd", "bad")), example).parts["tests"] == pytest.approx((2 - 1) / (3 - 1))
     assert REWARD(fenced('pub fn half(_: i32) -> i32 { panic!("odd") }'), example).parts["tests"] == 0.0
-
-
-@needs_cargo
-@pytest.mark.slow
-def test_an_exported_macro_cannot_return_from_a_test():
-    stub = "#[macro_export]\nmacro_rules! seven {\n    () => { todo!() };\n}\n"
-    tests = "use even_numbers::seven;\n#[test]\nfn is_seven() { let n: i32 = seven!(); assert_eq!(n, 7); }\n"
-    example = Example("", "", {**ROW, "slug": "seven", "stub": stub, "tests": {"tests/seven.rs": tests}})
-    macro = "#[macro_export]\nmacro_rules! seven {\n    () => { BODY };\n}\n"
-    assert REWARD(fenced(macro.replace("BODY", "7")), example).parts["tests"] == 1.0
-    assert REWARD(fenced(macro.replace("BODY", "return")), example).parts["tests"] == 0.0
 
 
 MULTIPLE = {
@@ -400,20 +347,11 @@ def written(path, rows):
     return str(path)
 
 
-def test_a_row_without_a_test_does_not_refuse_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(rust, "working_toolchain", lambda: None)
-    rows = [{**ROW, "slug": f"s{n}", "instructions": f"Do {n}."} for n in range(40)]
-    path = written(tmp_path / "rows.jsonl", [*rows, {**ROW, "tests": {"a": "b"}}])
-    dataset = rust.make(RustOptions(), path).dataset
-    assert len(dataset.train) + len(dataset.held_out) == 40
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"slug": "a", "tests": {}}, "neither instructions nor a prompt"),
         ({**ROW, "tests": {}}, "no test"),
-        ({**ROW, "tests": {"tests/x.rs": "fn f() {}"}}, "no test"),
         ({**ROW, "cargo_toml": "[["}, "not TOML"),
     ],
 )
@@ -432,47 +370,21 @@ def test_the_prompt_shows_instructions_and_stub_and_no_test():
     assert example.category == {"difficulty": "1"}
 
 
-def test_tests_are_found_in_modules_and_only_where_they_are_compiled():
-    (source,) = ROW["tests"].values()
-    names = [source[slice(*test.name_at)] for test in find_tests(parse(source))]
-    assert names == ["none", "some", "of_some", "of_none", "with_a_module_inside"]
-
-
-def test_an_example_and_its_reward_survive_workers_and_json():
-    row = {**ROW, "cargo_toml": ROW["cargo_toml"] + "[features]\nlarge = []\n[lints.clippy]\nall = 'allow'\n"}
-    example, reward = read_row(row), RustReward(RustOptions())
-    assert pickle.loads(pickle.dumps((reward, example))) == (reward, example)
-    package = json.loads(json_text(dict(example.fields)))["package"]
-    manifest = Package(**package).sources("")["Cargo.toml"]
-    assert '"large" = []' in manifest and '"all" = "allow"' in manifest
-    assert manifest == Package(**example["package"]).sources("")["Cargo.toml"]
-
-
 FENCES = {
     "capitals": "```Rust\nfn f() {}\n```",
-    "all capitals": "```RUST\nfn f() {}\n```",
-    "a blank before the tag": "``` rust\nfn f() {}\n```",
     "more after the tag": "```rust,no_run title=x\nfn f() {}\n```",
     "no tag": "```toml\n[package]\n```\n```\nfn f() {}\n```",
     "in a list": "1. Here:\n\n   ```rust\n   fn f() {}\n   ```\n",
-    "in an item": "10. ```rust\n    fn f() {}\n    ```\n",
     "tildes": "~~~rust\nfn f() {}\n~~~",
-    "four marks": "````rust\nfn f() {}\n````",
     "no end": "So:\n```rust\nfn f() {}",
     "usage behind it": "```rust\nfn f() {}\n```\nUse it:\n```rust\nfn main() { f() }\n```",
-    "output without a tag behind it": "```rust\nfn f() {}\n```\n```\nfn f() { running }\n```",
     "a draft before it": "```rust\nfn f() { draft }\n```\n```rust\nfn f() {}\n```",
-    "inline code around it": "```fn f()```\n```rust\nfn f() {}\n```\nuses ```x```.",
-    "the last of several": "```rust\na\n```\n```toml\nx\n```\n```rs\nfn f() {}\n```",
 }
 
 
-@pytest.mark.parametrize("completion", FENCES.values(), ids=FENCES)
-def test_a_solution_is_found_in_any_fence(completion):
-    assert extract_code(completion, "pub fn f() { todo!() }").rstrip("\n") == "fn f() {}"
-
-
-def test_what_is_no_block_of_rust_is_no_solution():
+def test_a_solution_is_found_in_any_fence_and_nowhere_else():
+    for completion in FENCES.values():
+        assert extract_code(completion, "pub fn f() { todo!() }").rstrip("\n") == "fn f() {}"
     assert extract_code("```toml\nfn f() {}\n```") is None and extract_code("fn f() {} ```x```") is None
     assert extract_code("```toml\nx\n```\n```rust\nfn f() {") is None  # cut off behind a closed block
     assert extract_code('```rust\nlet s = r"\n        ```\n";\n```') == 'let s = r"\n        ```\n";\n'
@@ -482,13 +394,11 @@ def test_style_never_outweighs_the_tests():
     with pytest.raises(UserError, match="outweigh"):
         RustOptions(test_weight=0.2)
     parts = dict.fromkeys(("build", "clippy", "own_tests", "quality"), 1.0)
-    for weights in ({}, {"clippy_weight": 0.4, "quality_weight": 0.2}, {"own_test_weight": 0.5}):
-        paid = RustReward(RustOptions(**weights)).paid
-        assert paid({**parts, "tests": 1.0}).value == 1.0
-        assert paid({**parts, "tests": 1.0, "clippy": 0.0, "quality": 0.0, "own_tests": 0.0}).solved
-        almost = paid({**parts, "tests": 0.99})
-        assert not almost.solved
-        assert almost.value < paid({**parts, "tests": 1.0, "clippy": 0.0, "quality": 0.0, "own_tests": 0.0}).value
+    paid = RustReward(RustOptions(clippy_weight=0.4, quality_weight=0.2)).paid
+    assert paid({**parts, "tests": 1.0}).value == 1.0
+    plain = paid({**parts, "tests": 1.0, "clippy": 0.0, "quality": 0.0, "own_tests": 0.0})
+    almost = paid({**parts, "tests": 0.99})
+    assert plain.solved and not almost.solved and almost.value < plain.value
 
 
 @pytest.fixture
@@ -512,16 +422,6 @@ def install(monkeypatch, tmp_path):
 
 BROKEN = {
     "nothing is installed": ({}, {}, r"needs rustc and cc: install Rust from https://rustup\.rs"),
-    "rustup without a toolchain": (
-        {"rustc": "echo 'error: no default is configured\nhelp: choose one' >&2; exit 1", "cc": "exit 0"},
-        {},
-        r"rustc does not work \(error: no default is configured\): run `rustup default stable`",
-    ),
-    "no clippy": (
-        {"rustc": "echo FOLDER/rust", "cc": ""},
-        {"rustc": "", "cargo": ""},
-        "needs clippy: run `rustup comp",
-    ),
     # Without walls the sandbox's user does not come as far as the script: pytest's folders are closed to others.
     "a cargo that does not run": (
         {"rustc": "echo FOLDER/rust", "cc": ""},

@@ -1,6 +1,5 @@
 """Untrusted code: killed, limited, walled in, and gone without a trace - at every level that this machine gives."""
 
-import ast
 import contextlib
 import fcntl
 import os
@@ -10,8 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,15 +25,16 @@ LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mib=512, file_mib=16, processes
 WALLED = ("bubblewrap", "namespaces")
 ROOT = os.geteuid() == 0
 unwalled = "the level `limits` says that it does not keep readable files away"
-needs_filter = pytest.mark.skipif(not seccomp.exists(), reason="no filter of system calls for this machine")
 
 
-@pytest.fixture(params=list(LEVELS), scope="module")
+@pytest.fixture(params=["strongest", *(pytest.param(name, marks=pytest.mark.slow) for name in LEVELS)], scope="module")
 def level(request):
-    reason = sandbox._unavailable(request.param)
-    if reason:
-        pytest.skip(f"this machine does not give {request.param}: {reason}")
-    return request.param
+    """The strongest level of this machine; in the slow set each other one."""
+    strongest = next((name for name in LEVELS if not sandbox._unavailable(name)), None)
+    name = strongest if request.param == "strongest" else request.param
+    if name is None or (name == strongest) != (request.param == "strongest") or sandbox._unavailable(name):
+        pytest.skip(f"{request.param} is the strongest level or none of this machine")
+    return name
 
 
 def python(level):
@@ -73,11 +71,9 @@ def test_a_program_runs_and_what_it_prints_comes_back(level):
     assert (outcome.status, outcome.exit_code, outcome.text) == ("ok", 0, "hi there\n"), outcome.stderr
 
 
-def test_exit_codes_signals_and_standard_error_come_back(level):
+def test_exit_codes_and_standard_error_come_back(level):
     outcome = run(level, "import sys; sys.stderr.write('no'); sys.exit(3)")
     assert (outcome.status, outcome.exit_code, outcome.stderr) == ("error", 3, b"no")
-    outcome = run(level, "import os; os.kill(os.getpid(), 11)")
-    assert (outcome.status, outcome.exit_code) == ("error", -signal.SIGSEGV)
 
 
 def test_an_infinite_loop_ends_with_its_processor_time_or_its_deadline(level):
@@ -108,8 +104,6 @@ def test_a_gigabyte_of_output_is_cut_off_at_the_limit(level):
     outcome = run(level, "for _ in range(1024): print('x' * 2**20)\nimport time; time.sleep(600)", limits)
     assert outcome.status == "output"
     assert outcome.stdout == b"x" * 5000
-    outcome = run(level, "import sys; sys.stderr.write('x' * 2**20)", limits)
-    assert (outcome.status, len(outcome.stderr)) == ("output", 5000)
 
 
 def test_files_cannot_grow_past_their_limit(level):
@@ -130,12 +124,9 @@ except OSError as error: print('refused')
     assert run(level, write).text == "refused\n"
 
 
-@pytest.mark.parametrize("farewell", ["os._exit(0)", "os.close(1); os.close(2); os._exit(0)", "time.sleep(60)"])
-def test_a_sleeping_grandchild_in_a_session_of_its_own_is_killed(level, farewell):
+def test_a_sleeping_grandchild_in_a_session_of_its_own_is_killed(level):
     grandchild = "if os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os.setsid(); time.sleep(60)\n os._exit(0)\n"
-    sleeps = "sleep" in farewell
-    outcome = run(level, f"import os, time\n{grandchild}{farewell}", Limits(wall_s=0.7) if sleeps else LIMITS)
-    assert outcome.status == ("timeout" if sleeps else "ok")
+    assert run(level, f"import os, time\n{grandchild}os.close(1); os.close(2); os._exit(0)").status == "ok"
 
 
 def test_the_parents_environment_cannot_be_read(level, monkeypatch):
@@ -237,19 +228,6 @@ def test_two_calls_at_once_have_two_uids_and_cannot_touch_each_other(level):
     assert len(uids) == 3
 
 
-def test_a_channel_carries_bytes_both_ways(level):
-    ours, theirs = socket.socketpair()
-    source = "import os; os.write(3, os.read(3, 100)[::-1]); os.close(3); import time; time.sleep(60)"
-    call = Call([*python(level), "main.py"], {"main.py": source}, LIMITS, channel=theirs.fileno())
-    running = sandbox.start(call, level)
-    theirs.close()
-    ours.sendall(b"abc")
-    assert ours.recv(100) == b"cba"
-    assert ours.recv(100) == b"", "a closed channel must be seen while its owner lives"
-    running.cancel()
-    ours.close()
-
-
 def test_a_killed_caller_leaves_nothing_behind(level):
     marker = f"minrl-{random.random()}"
     source = f"""
@@ -281,13 +259,12 @@ def test_what_a_killed_watcher_leaves_is_removed_by_the_next_call(level):
     wait_for(lambda: not leftovers())
 
 
-@pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
-def test_a_command_that_cannot_be_run_is_no_failure_of_the_program(level, command):
+def test_a_command_that_cannot_be_run_is_no_failure_of_the_program(level):
     with pytest.raises(SandboxError, match="could not run the command"):
-        sandbox.start(Call([command]), level).result()
+        sandbox.start(Call(["no-such-program"]), level).result()
 
 
-@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", ".", "a//b", "a\0b"])
+@pytest.mark.parametrize("name", ["/etc/x", "a/../../x", "", "."])
 def test_files_outside_the_directory_are_refused(name):
     with pytest.raises(ValueError, match="relative path"):
         Call(["true"], {name: ""})
@@ -296,23 +273,16 @@ def test_files_outside_the_directory_are_refused(name):
 def test_the_level_is_said_in_one_line(monkeypatch):
     assert sandbox.LEVELS[sandbox.level()] in sandbox.describe() and "\n" not in sandbox.describe()
     monkeypatch.setenv(sandbox.LEVEL_VARIABLE, "limits")
-    assert ("no Landlock" in sandbox.describe()) == (not walls.landlock_version())
-    assert ("may open sockets" in sandbox.describe()) == (not seccomp.exists())
-    for module, name, nothing in ((seccomp, "exists", False), (walls, "landlock_version", 0), (os, "geteuid", 1000)):
-        sandbox._unavailable("limits")  # what is known of the level stays as it is
-        monkeypatch.setattr(module, name, lambda nothing=nothing: nothing)
-    line = sandbox.describe()
-    assert "may open sockets" in line and "NOT cut off from files" in line and "\n" not in line
-    assert "may change YOUR files and kill your processes" in line
+    sandbox._unavailable("limits")  # what is known of the level stays as it is
+    monkeypatch.setattr(seccomp, "exists", lambda: False)
+    monkeypatch.setattr(walls, "landlock_version", lambda: 0)
+    assert "may open sockets" in sandbox.describe() and "NOT cut off from files" in sandbox.describe()
 
 
 def test_a_run_gives_its_level_to_the_processes_that_it_starts(monkeypatch):
     monkeypatch.delenv(sandbox.LEVEL_VARIABLE, raising=False)
     chosen = sandbox.level()
     assert os.environ[sandbox.LEVEL_VARIABLE] == chosen
-    for name in sandbox.LEVELS:
-        monkeypatch.setenv(sandbox.LEVEL_VARIABLE, name)
-        assert sandbox.level() == name
     monkeypatch.setenv(sandbox.LEVEL_VARIABLE, "none")
     with pytest.raises(
         UserError, match=r"MINRL_SANDBOX_LEVEL must be one of bubblewrap, namespaces, limits, got 'none'"
@@ -324,53 +294,14 @@ def test_a_run_gives_its_level_to_the_processes_that_it_starts(monkeypatch):
         sandbox.describe()
 
 
-@pytest.mark.parametrize("late", ["walls", "command"])
-def test_a_late_trial_chooses_no_weaker_level(monkeypatch, late):
+def test_a_late_trial_chooses_no_weaker_level(monkeypatch):
     def start(call, level_name, start_s):
         assert call.limits.wall_s == start_s == 240.0
-        if late == "walls":
-            raise sandbox.SandboxLate("it did not start within 240 s")
         return SimpleNamespace(result=lambda: Outcome("timeout", None, b"", b"", 10.0))
 
     monkeypatch.setattr(sandbox, "start", start)
     with pytest.raises(UserError, match="the machine is too busy"):
         sandbox._trial(["true"], "bubblewrap")
-
-
-def test_an_ordinary_user_has_the_same_walls():
-    if not ROOT:
-        pytest.skip("needs root to become an ordinary user")
-    source = "from minrl.sandbox import calls as c; print({name: c._unavailable(name) for name in c.LEVELS})"
-    path = os.pathsep.join([sandbox.ROOT, *filter(os.path.isabs, sys.path)])
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    interpreter = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
-    ended = subprocess.run(
-        [interpreter, "-c", source], env=environment, user=61184, group=61184, extra_groups=[], capture_output=True
-    )
-    if ended.returncode:
-        pytest.skip(f"that user cannot read this interpreter or this folder: {ended.stderr.decode()[-200:]}")
-    assert ast.literal_eval(ended.stdout.decode()) == {name: sandbox._unavailable(name) for name in sandbox.LEVELS}
-
-
-SNIPPETS = [
-    "print(1)",
-    "raise ValueError",
-    "def broken(",
-    "import os; os._exit(0)",
-    "import os; os.kill(os.getpid(), 9)",
-    "import time; time.sleep(60)",
-    "while True: pass",
-    "import os\nfor _ in range(5): os.fork()\nimport time; time.sleep(60)",
-    "import os\nif os.fork() == 0: os.setsid(); import time; time.sleep(60)",
-    "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
-    "open('x', 'w').write('x' * 1000); import os; os.mkdir('d'); os.chmod('d', 0)",
-    "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')",
-    "open('/tmp/minrl-left', 'w').write('x')",
-    "while True: print('x' * 1000)",
-    "x = bytearray(10 * 2**30)",
-    "import os; os.close(0); os.close(1); os.close(2)",
-    "import signal\nfor n in {*range(1, 65)} - {9, 19, 32, 33}: signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
-]
 
 
 def leftovers():
@@ -402,21 +333,6 @@ def wait_for(condition, seconds=120.0):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
-    if level == "limits" and not ROOT:
-        pytest.skip("without root and without walls a program may write where its user may")
-    limits = Limits(wall_s=0.5, cpu_s=1.0, memory_mib=256, file_mib=8, processes=16, output_bytes=2000)
-    calls = []
-    for source in SNIPPETS:
-        patient = replace(limits, wall_s=120.0) if source == "print(1)" else limits
-        calls.append(Call([*python(level), "main.py"], {"main.py": source}, patient))
-    with ThreadPoolExecutor(len(SNIPPETS)) as threads:  # most wait for their deadline
-        outcomes = list(threads.map(lambda call: sandbox.start(call, level).result(), calls))
-    assert [outcome.text == "1\n" for outcome in outcomes] == [source == "print(1)" for source in SNIPPETS]
-    assert not leftovers() and not Path("/tmp/minrl-left").exists()
-
-
 SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl.sandbox import walls
 def slow(launch): return lambda *call: (time.sleep(1.5), launch(*call))
 walls.LAUNCH.update({level: slow(launch) for level, launch in walls.LAUNCH.items()})
@@ -431,11 +347,3 @@ def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch)
     monkeypatch.setattr(sandbox, "START_S", 0.2)
     with pytest.raises(SandboxError, match=r"it did not start within 0.2 s"):
         sandbox.start(call, level).result()
-
-
-def test_what_watches_a_call_imports_little_and_nothing_behind_walls():
-    code = "import sys; sys.path.append(sys.argv[1]); import minrl.sandbox.process; print(*sys.modules)"
-    command = [sys.executable, "-I", "-S", "-c", code, sandbox.ROOT]
-    imported = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert not imported & {"re", "subprocess", "traceback", "typing"}  # each call would pay for it
-    assert "warnings" in imported  # os.execvpe imports it

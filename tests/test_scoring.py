@@ -11,10 +11,8 @@ from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
     GPTNeoXConfig,
-    LlamaConfig,
     MistralConfig,
     PhiConfig,
-    PhimoeConfig,
     Qwen2Config,
     Qwen3Config,
 )
@@ -26,8 +24,8 @@ from minrl.models import (
 )
 from minrl.models import logprobs as output_head
 from minrl.models.logprobs import Head, chunked_logprobs
-from minrl.models.scoring import Method, padded_rows, row_batches, row_tokens, score, set_method
-from minrl.run.verify import Probe, verify
+from minrl.models.scoring import Method, padded_rows, row_tokens, score, set_method
+from minrl.run.verify import verify
 from minrl.types import UserError
 
 SMALL = {
@@ -41,8 +39,6 @@ SMALL = {
     "pad_token_id": 0,
 }
 SHAPES = {
-    "llama": LlamaConfig(**SMALL),
-    "qwen2": Qwen2Config(**SMALL),
     "qwen3": Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
     "mistral": MistralConfig(**SMALL, sliding_window=3),
     "qwen2-sliding": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=3, max_window_layers=1),
@@ -103,7 +99,7 @@ def packed(model, rollouts, temperature, budget):
     return logprobs, entropies
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ["qwen3", "gpt-neox"])
 def test_what_fills_a_pass_up_changes_nothing(shape, rollouts, monkeypatch):
     """Also where memory that is not written holds NaN."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
@@ -126,8 +122,7 @@ def test_what_fills_a_pass_up_changes_nothing(shape, rollouts, monkeypatch):
     torch.testing.assert_close(found[1], found[0], atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "packed"), [*((shape, True) for shape in SHAPES), ("qwen2-sliding", False)])
 def test_scores_and_gradients_are_those_of_a_plain_forward_pass_in_streams_and_in_rows(shape, packed, rollouts):
     model, stream = make_model(SHAPES[shape]), pack(rollouts, range(len(rollouts)))
     set_method(model, Method(packed=packed))
@@ -144,14 +139,6 @@ def test_scores_and_gradients_are_those_of_a_plain_forward_pass_in_streams_and_i
         # transformers' norms compute in float32 whatever the weights are, so float64 agrees to float32's precision.
         largest = float(expected.abs().max())
         torch.testing.assert_close(gradients[1][name] / largest, expected / largest, atol=1e-5, rtol=0)
-
-
-def test_a_model_keeps_its_own_attention_outside(rollouts):
-    model = make_model(SHAPES["qwen3"])
-    before = model(torch.tensor([rollouts[0].ids])).logits
-    score(model, pack(rollouts, range(len(rollouts))), 1.0)
-    assert model.config._attn_implementation == "sdpa"
-    torch.testing.assert_close(model(torch.tensor([rollouts[0].ids])).logits, before, atol=0, rtol=0)
 
 
 @pytest.fixture
@@ -190,9 +177,15 @@ def test_on_a_card_each_chunk_of_the_heads_backward_pass_is_one_product_of_each_
     assert chunks == 10 and counted["aten::mm"] == 3 * chunks  # logits, and the gradients of hidden states and weights
 
 
-@pytest.mark.parametrize("kept_logits", [0, 2**24])  # computed again in the backward pass, or kept
-@pytest.mark.parametrize("chunk_logits", [1, 33, 2**24])  # 1, 3 and all 7 rows of 11 logits
-@pytest.mark.parametrize(("scale", "cap", "biased"), [(1.0, 0.0, False), (0.3, 0.0, True), (1.0, 2.0, True)])
+@pytest.mark.parametrize(
+    ("kept_logits", "chunk_logits", "scale", "cap", "biased"),
+    [  # kept, or computed again in the backward pass; 1, 3 and all 7 rows of 11 logits
+        (2**24, 33, 1.0, 0.0, False),
+        (0, 33, 0.3, 2.0, True),
+        (0, 1, 1.0, 0.0, False),
+        (2**24, 2**24, 0.3, 2.0, True),
+    ],
+)
 def test_chunked_logprobs_and_their_gradients(monkeypatch, head, kept_logits, chunk_logits, scale, cap, biased):
     monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
     for name, value in (("CHUNK_ROWS", 1), ("KEPT_LOGITS", kept_logits), ("BLOCK_ROWS", 2)):
@@ -213,13 +206,6 @@ def test_chunked_logprobs_and_their_gradients(monkeypatch, head, kept_logits, ch
     assert gradcheck(chunked, leaves)
 
 
-def test_the_probe_holds_the_tokens_of_end_and_padding():
-    model = make_model(LlamaConfig(**SMALL, eos_token_id=2, bos_token_id=1), torch.float32)
-    rollouts = Probe(model).rollouts
-    assert {0, 1, 2} <= set(rollouts[0].ids[1:-1])
-    assert len({tuple(rollout.ids) for rollout in rollouts}) == len(rollouts)
-
-
 @pytest.mark.parametrize(("bias", "refused"), [(0.0004, False), (0.1, True)])
 def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeypatch):
     # A bias of b on one of two halves of the vocabulary moves log-probabilities by at most b, by about half of it.
@@ -233,21 +219,6 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
             verify(model)
     else:
         verify(model)
-
-
-def test_whatever_a_forward_pass_raises_is_one_line(monkeypatch):
-    model = make_model(SHAPES["qwen3"], torch.float32)
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("shape of a kind\nand more")
-
-    monkeypatch.setattr(model, "forward", fail)
-    with pytest.raises(UserError) as refusal:
-        verify(model)
-    assert str(refusal.value) == (
-        "Qwen3ForCausalLM cannot be trained: transformers' own forward pass fails: shape of a kind; "
-        "choose another model"
-    )
 
 
 def test_a_gradient_that_is_not_that_of_plain_transformers_refuses(monkeypatch):
@@ -275,29 +246,6 @@ def test_a_prompts_tokens_are_taken_from_its_first_row(make_rollout):
     ]
     assert places.tolist() == [0, 1, 2, 3, 8, 9]
     assert row_tokens(stream) == 3 * 4
-
-
-def test_rows_of_about_the_same_length_are_computed_together(make_rollout):
-    rollouts = [make_rollout([1], [2] * (length - 1)) for length in (3, 9, 4, 10, 2)]
-    assert row_batches(rollouts, range(5), 20) == [[3, 1], [2, 0, 4]]  # 2 rows of 10, 3 of 4
-    assert row_batches(rollouts, range(5), 1) == [[3], [1], [2], [0], [4]]
-    assert row_batches(rollouts, [4, 0], 6) == [[0, 4]]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        MistralConfig(**SMALL, sliding_window=40),
-        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=40, max_window_layers=1),
-        PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=64),  # as long as the context: it never cuts
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_a_window_that_is_scored_right_is_not_refused_and_stays_as_it_is(config):
-    model = make_model(config, torch.float32)
-    before = [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())]
-    verify(model)
-    assert [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())] == before
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -4,7 +4,7 @@ import pytest
 
 from minrl.tasks import load_task
 from minrl.tasks.sentences import INSTRUCTION, PROGRESS_REWARD, SentencesOptions, reward
-from minrl.types import Example, UserError
+from minrl.types import Example
 
 QUESTION = INSTRUCTION.format(least=4, most=20, first="garden", second="letter")
 EXAMPLE = Example("", QUESTION, {"words": ["garden", "letter"], "least": 4, "most": 20})
@@ -23,8 +23,8 @@ NOTHING = [
     *("She read the letter\nin the garden.", "The garden letter.", f"{TWENTY} all.", "Garden, letter, river, stone."),
     *("The garden letter and the garden letter in the garden.", "The words garden and letter are in it.", QUESTION),
     *(f"Sure! {RIGHT}", "She read the letter in the garden at 9.", f"<think> {RIGHT} </think>", f"{RIGHT[:-1]}\0."),
-    *("The letter is in the garden = __import__('os').", f"{RIGHT[:-1]} \ud800.", "<think> " * 130_000 + RIGHT),
-    "The letter is in the garden " * 40_000 + ".",
+    *("The letter is in the garden = __import__('os').", f"{RIGHT[:-1]} \ud800.", "<think> " * 20_000 + RIGHT),
+    "The letter is in the garden " * 5_000 + ".",
 ]
 
 
@@ -43,9 +43,3 @@ def test_the_solution_of_every_problem_is_paid_in_full():
     task = load_task("sentences", {"sentences": SentencesOptions(min_words=6)})
     examples = [*task.dataset.train, *task.dataset.held_out]
     assert all(task.reward(task.solution(example), example).solved for example in examples)
-
-
-@pytest.mark.parametrize("wrong", [{"min_words": 3}, {"min_words": 9, "max_words": 8}, {"held_out_share": 1.0}])
-def test_options_that_leave_no_problem_are_refused(wrong):
-    with pytest.raises(UserError, match="sentences"):
-        SentencesOptions(**wrong)

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import openai
 import pytest
@@ -88,44 +89,18 @@ def test_an_answer_is_what_the_engine_samples(client, engine, policy):
     assert greedy.choices[0].text == policy.decode(sampled(engine, "numbers 3", 0, 7, 0.0).ids)
 
 
-def test_a_text_without_a_limit_has_16_tokens_and_a_chat_those_of_the_server(policy):
-    with serving(policy, Endless(policy, "7")) as (_, _, client):
-        chat = client.chat.completions.create(model="tiny", messages=QUESTION)
-        text = client.completions.create(model="tiny", prompt="numbers 3")
-    assert (chat.usage.completion_tokens, text.usage.completion_tokens) == (24, 16)
-    assert chat.choices[0].finish_reason == text.choices[0].finish_reason == "length"
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_rounds_change_no_token(policy, engine, monkeypatch, most):
-    rest = sampling.Choice.rest
-
-    def shortened(choice):
-        request = rest(choice)
-        return Request(request.ids, request.seed, min(most, request.max_tokens))
-
-    monkeypatch.setattr(sampling.Choice, "rest", shortened)
-    with serving(policy, engine) as (_, _, client):
-        for seed in range(1, 4):
-            answer = client.completions.create(model="tiny", prompt="numbers 3 7", seed=seed, max_tokens=12)
-            assert answer.choices[0].text == policy.decode(sampled(engine, "numbers 3 7", seed, 12).ids)
-
-
-@pytest.mark.parametrize("chat", [True, False])
-def test_a_stream_has_the_parts_of_the_whole(client, chat):
-    create = client.chat.completions.create if chat else client.completions.create
-    asked = {"model": "tiny", "seed": 11, "n": 3, "max_tokens": 20} | (CHAT if chat else TEXT)
+def test_a_stream_has_the_parts_of_the_whole(client):
+    create, asked = client.chat.completions.create, {"model": "tiny", "seed": 11, "n": 3, "max_tokens": 20, **CHAT}
     whole = create(**asked)
     parts = list(create(**asked, stream=True, stream_options={"include_usage": True}))
     assert parts[-1].choices == [] and parts[-1].usage == whole.usage
     assert len({part.id for part in parts}) == 1
-    assert len({str(choice.message if chat else choice.text) for choice in whole.choices}) == 3  # seeds of their own
+    assert len({choice.message.content for choice in whole.choices}) == 3  # seeds of their own
     for choice in whole.choices:
         own = [part.choices[0] for part in parts[:-1] if part.choices[0].index == choice.index]
-        texts = [one.delta.content if chat else one.text for one in own]
-        assert "".join(texts) == (choice.message.content if chat else choice.text)
+        assert "".join(one.delta.content for one in own) == choice.message.content
         assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [choice.finish_reason]
-        assert not chat or [one.delta.role for one in own] == ["assistant"] + [None] * (len(own) - 1)
+        assert [one.delta.role for one in own] == ["assistant"] + [None] * (len(own) - 1)
 
 
 def test_requests_at_once_get_the_same_answers_as_alone(client):
@@ -188,12 +163,11 @@ def test_a_stop_ends_the_text_before_it(policy, stream):
         assert "".join(part.choices[0].text for part in (answer if stream else [answer])) == "3 "
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_frees_its_place(policy, stream):
+def test_a_client_that_hangs_up_frees_its_place(policy):
     with serving(policy, Endless(policy, "7")) as (sampler, port, _):
         connection = http.client.HTTPConnection("127.0.0.1", port)
-        body = {**CHAT, "max_tokens": 10**6, "stream": stream}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        body = json.dumps({**CHAT, "max_tokens": 10**6, "stream": True})
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         waits_until(lambda: any(choice.ids for choice in sampler.choices))
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
@@ -215,10 +189,6 @@ def test_new_requests_share_the_batch_and_wait_for_no_endless_answer(policy, mon
         endless.close()
 
 
-def parts_of(*texts):
-    return [{"type": "text", "text": text} for text in texts]
-
-
 def says(content, **more):
     return {"messages": [{"role": "user", "content": content, **more}]}
 
@@ -226,24 +196,13 @@ def says(content, **more):
 REFUSED = [
     (CHAT | {"top_p": 0.9}, 400, "top_p 0.9 is not supported: leave it out, or give 1"),
     (CHAT | {"tools": [{"type": "function"}]}, 400, "tools .* is not supported"),
-    (CHAT | {"max_token": 5}, 400, "max_token 5 is not supported: leave it out$"),
     (CHAT | {"n": 0}, 400, "n must be from 1 to 128, got 0"),
-    (CHAT | {"temperature": 1e-300}, 400, "temperature must be"),
-    (CHAT | {"max_tokens": 5, "max_completion_tokens": 6}, 400, "are the same limit: give one"),
     (CHAT | {"max_tokens": 10**6}, 400, "tokens, prompt and completion together: the prompt has .* max_tokens is"),
     (CHAT | {"stop": ["a", ""]}, 400, "stop must not be empty"),
-    (CHAT | {"stream_options": {"other": 1}}, 400, "stream_options must be"),
-    ({}, 400, "messages must be a list, not empty, got null"),
-    ({"messages": ["hello"]}, 400, r"messages\[0\] must have a role and a content of text alone"),
     (says("1", tool_calls=[1]), 400, r"messages\[0\] must have"),
-    (says("\ud800"), 400, "lone half of a surrogate pair"),
     (says("hello"), 400, "words that the model's tokenizer lacks .'hello'"),
-    (TEXT | {"echo": True}, 400, "echo true is not supported: leave it out, or give false"),
-    (TEXT | CHAT, 400, "messages .* is not supported"),
-    ({"prompt": ""}, 400, "the prompt has no tokens"),
     ({"prompt": "\ud800"}, 400, "prompt must be one Unicode text"),
     (CHAT | {"model": "gpt-4"}, 404, "the model 'gpt-4' is not served here, 'tiny' is"),
-    (b"{", 400, "the body is not a JSON object"),
     (b"[" * 10**5, 400, "the body is not a JSON object"),
 ]
 
@@ -281,21 +240,6 @@ def test_pages_of_other_hosts_get_no_answer(endpoint):
     assert post(endpoint[1], one, Host="localhost:1", Content_Type="application/json; charset=utf-8")[0] == 200
 
 
-def test_settings_that_change_nothing_are_taken(endpoint):
-    neutral = {"top_p": 1.0, "frequency_penalty": 0, "logit_bias": {}, "user": "me", "seed": None, "stop": None}
-    assert post(endpoint[1], CHAT | neutral | {"response_format": {"type": "text"}, "temperature": 1e-6})[0] == 200
-
-
-def test_the_parts_of_a_text_are_read_as_the_text(endpoint, policy):
-    policy.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"  # would print a list
-    greedy = {"temperature": 0, "max_tokens": 4}
-    whole, parts = (
-        json.loads(post(endpoint[1], greedy | says(content))[1])
-        for content in ("numbers 3 7 5", parts_of("numbers 3", " 7 ", "5"))
-    )
-    assert (whole["choices"], whole["usage"]) == (parts["choices"], parts["usage"])
-
-
 # The program
 
 
@@ -305,20 +249,8 @@ def model(tmp_path_factory):
 
 
 def test_a_signal_ends_the_program_while_it_answers(model):
-    command = [
-        sys.executable,
-        "-m",
-        "minrl",
-        "serve",
-        model,
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--quiet",
-    ]
+    flags = ["--port", "0", "--device", "cpu", "--threads", "1", "--quiet"]
+    command = [sys.executable, "-m", "minrl", "serve", model, *flags]
     program = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     said = program.stdout.readline().decode()
     url = re.fullmatch(rf"(http://127.0.0.1:\d+/v1) serves {model} \({model}\); Ctrl-C ends it\n", said)[1]
@@ -333,32 +265,6 @@ def test_a_signal_ends_the_program_while_it_answers(model):
     program.stderr.close()
 
 
-def test_a_port_that_is_taken_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(
-            UserError, match=rf"^port {port} of 127.0.0.1 is not available .*: name another with --port"
-        ):
-            serve.listen(port)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "name what is served"),
-        (["openai:gpt@http://127.0.0.1:1/v1"], "is served already"),
-        (["x", "--port", "65536"], "port must be 0 .any free one., or from 1 to 65535, got 65536"),
-        (["x", "--chat", "--port", "1"], "--port is not for --chat"),
-        (["x", "--temperature", "0.5"], "--temperature is not for serving: add --chat"),
-        (["x", "--chat", "--temperature", "1e-42"], r"temperature must be 0 .greedy., or from 1e-06 to 2, got 1e-42"),
-        (["x", "--model-id", "y"], "takes the model as its first word"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(words, said):
-    with pytest.raises(UserError, match=said):
-        parse(ServeConfig, words)
-
-
 def test_a_run_is_served_with_what_it_was_trained_with(tmp_path, model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     evaluated.save_run(tmp_path, "mine", model, "countdown", rollout={"max_tokens": 7, "stop_strings": (";",)})
@@ -367,19 +273,11 @@ def test_a_run_is_served_with_what_it_was_trained_with(tmp_path, model, monkeypa
         config = serve.as_trained(parse(ServeConfig, [name]), run)
         assert (config.checkpoint, config.max_tokens, config.stop_strings) == (name, 7, (";",))
     assert serve.as_trained(parse(ServeConfig, ["mine", "--max-tokens", "9"]), run).max_tokens == 9
-
-
-@pytest.mark.parametrize(
-    ("files", "command"),
-    [
-        (("config.json", "adapter_config.json"), "vllm serve {} --served-model-name mine"),  # merged
-        (("adapter_config.json",), "vllm serve base --enable-lora --lora-modules mine={}"),
-    ],
-)
-def test_the_command_of_vllm_serves_models_and_adapters(tmp_path, files, command):
-    for name in files:
-        (tmp_path / name).write_text('{"base_model_name_or_path": "base"}')
-    assert serve.vllm_command(str(tmp_path), "mine") == command.format(tmp_path)
+    evaluated.save_run(tmp_path, "own", model, "countdown", rollout={"task_max_tokens": "countdown:5"})
+    record = json.loads(Path("runs/own/config.json").read_text())
+    Path("runs/own/config.json").write_text(json.dumps({**record, "task_stop_strings": ["</call>"]}))
+    config = serve.as_trained(parse(ServeConfig, ["own"]), find_runs(["own"])[0][0])
+    assert (config.max_tokens, config.stop_strings) == (5, ("</call>",))  # the task's own
 
 
 # The terminal
@@ -424,51 +322,22 @@ def test_a_line_is_the_whole_prompt_where_the_tasks_prompts_are_texts(say, engin
         say("numbers 3")
 
 
-def test_input_that_is_not_utf_8_is_one_line(say, monkeypatch):
-    monkeypatch.setattr(io, "StringIO", lambda text: io.TextIOWrapper(io.BytesIO(b"numbers \xff\n"), "utf-8"))
-    with pytest.raises(UserError, match=r"^standard input must be UTF-8 text: .* 0xff"):
-        say("numbers 3")
-
-
-def test_the_system_message_comes_first(say, policy, monkeypatch):
-    shown = []
-    monkeypatch.setattr(policy, "encode_prompt", lambda prompt: shown.append(prompt) or [5, 6])
-    say("numbers 3", "/reset", "numbers 5", system="be brief")
-    assert [[message["content"] for message in prompt] for prompt in shown] == [
-        ["be brief", "numbers 3"],
-        ["be brief", "numbers 5"],
-    ]
-
-
-def test_a_message_that_the_model_cannot_read_is_refused_and_forgotten(say):
-    out, err = say("hello", "numbers 3", "numbers " * 2000, temperature=0.0)
-    first, second = err.splitlines()
-    assert len(out.splitlines()) == 1
-    assert "'hello'" in first and "tokens, prompt and completion together" in second and "(/reset" in second
-
-
-def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(say, policy):
-    class Stopped(Endless):
-        """Presses the keys in its first answer."""
-
-        count = 0
-
-        def generate(self, requests, sampling, heard=None):
-            def then_stop(index, token, logprob):
-                self.count += 1
-                if self.count == 3:
-                    signal.raise_signal(signal.SIGINT)
-                return heard(index, token, logprob)
-
-            super().generate(requests, sampling, then_stop)
-
-    out, err = say("numbers 3", "numbers 5", engine=Stopped(policy, "7"), example="numbers 3")
-    first, second = out.splitlines()
-    assert err == "" and len(first.split()) < 9 and second.split() == ["7"] * 9
-
-
 def test_what_the_model_says_commands_no_terminal(policy, engine, monkeypatch, capsys):
     monkeypatch.setattr(policy, "decode", lambda ids: "\x1b[2J")
     sampler = sampling.Sampler(policy, engine, 3)
     assert serve._said(sampler, ApiRequest(prompt=QUESTION), terminal=True) == "\x1b[2J"
     assert capsys.readouterr().out == "\\x1b[2J\n"
+
+
+def test_the_chat_begins_as_the_prompts_of_the_runs_task(say, policy, monkeypatch):
+    shown = []
+    monkeypatch.setattr(policy, "encode_prompt", lambda prompt: shown.append(prompt) or [5, 6])
+    task = [{"role": "system", "content": "add"}, {"role": "user", "content": "numbers 1"}]
+    for settings in ({}, {"system": "be brief"}):
+        say("numbers 3", example=task, **settings)
+    say("numbers 3", example=task[1:])
+    assert [[one["content"] for one in prompt] for prompt in shown] == [
+        ["add", "numbers 3"],
+        ["be brief", "numbers 3"],
+        ["numbers 3"],
+    ]

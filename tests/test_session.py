@@ -11,7 +11,6 @@ from loguru import logger as log
 
 from minrl.algorithms import Advantages
 from minrl.config import TrainerConfig
-from minrl.models.scoring import LARGEST_GAP
 from minrl.optimizer import make_optimizer
 from minrl.report.rollouts import packed_steps
 from minrl.rollout import Rollouts
@@ -98,29 +97,15 @@ def test_a_step_is_a_line_of_everything_that_was_measured(make_logger, make_roll
     first, second = lines_of(logger)
     assert first["step"] == 1 and first["reward/mean"] == 0.5
     assert first["reward/unscorable_frac"] == 1 - 3 / 4  # the lost episode counts
-    given = {"policy/loss": 0.5, "reward/zero_spread_group_frac": 0.125, "baseline/policy": 0.25}
-    given["policy/my_own"] = 3  # a tag that no list has, and a tensor
+    given = {"policy/loss": 0.5, "baseline/policy": 0.25, "policy/my_own": 3}  # a tag that no list has, and a tensor
     assert given.items() <= first.items()
     assert first["speed/tokens_per_s"] == pytest.approx(6 / first["time/step_s"])
     assert first["speed/update_tokens_per_s"] == pytest.approx(9 / first["time/update_s"])
-    assert "memory/peak_gib" in first and "time/log_s" in first
     state = logger.state
     assert (state.step, state.sampled_tokens, state.policy_version, state.skipped_steps) == (2, 6, 7, 2)
     # Nothing of a step is left in the next.
     assert second["sft/loss"] == 0.1 and not [tag for tag in second if tag.startswith(("reward/", "policy/", "speed/"))]
     assert {*RunFolder(logger.run.folder).fingerprints[1]} == {"step", "ids", "rewards", "advantages"}
-
-
-def test_all_processes_of_a_run_have_the_same_walls(make_logger, monkeypatch):
-    logger = make_logger()
-    processes = type(logger.parts.policy.processes)
-    monkeypatch.setattr(processes, "count", 2)
-    monkeypatch.setattr(
-        processes, "gather", lambda self, items: [*items, "limits" if items == ["bubblewrap"] else False]
-    )
-    monkeypatch.setenv("MINRL_SANDBOX_LEVEL", "bubblewrap")
-    with pytest.raises(UserError, match="start all of them with MINRL_SANDBOX_LEVEL=limits,"), logger:
-        pass
 
 
 def test_what_engine_and_workers_did_for_an_evaluation_is_not_the_steps(make_logger, make_rollout):
@@ -151,9 +136,7 @@ def test_what_engine_and_workers_did_for_an_evaluation_is_not_the_steps(make_log
     assert second["time/rollout_s"] >= 0.01
 
 
-@pytest.mark.parametrize(
-    ("gap", "needs_correction", "stops"), [(0.011, False, True), (0.011, True, False), (LARGEST_GAP, False, False)]
-)
+@pytest.mark.parametrize(("gap", "needs_correction", "stops"), [(0.011, False, True), (0.011, True, False)])
 def test_an_engine_that_needs_no_correction_must_be_exact(gap, needs_correction, stops, make_logger, make_rollout):
     with make_logger() as logger:
         logger.parts.engine.needs_correction = needs_correction
@@ -177,8 +160,6 @@ def test_evaluations_are_written_shown_and_kept(make_logger, make_rollout, told)
     assert [line["eval/countdown/pass@1"] for line in lines] == [0.25, 0.5] and lines[1]["time/eval_s"] > 0
     before = json.loads((logger.run.folder / "eval_before.json").read_text())
     assert before == {"countdown": evaluated(0.25).to_json()} and logger.evaluations == {"countdown": second}
-    assert any("pass@1 25.0% (0.0% to 100.0%), greedy 25.0%" in line for line in told)
-    assert any(line.startswith("1 held-out episodes of countdown could not be rewarded") for line in told)
 
 
 def test_beside_the_bar_stand_the_results_and_the_time_left_with_evaluations(make_logger, monkeypatch):
@@ -217,9 +198,6 @@ def test_only_a_resumed_run_cuts_what_lies_beyond_its_checkpoint(make_logger):
         assert set(files) == {"model.safetensors", "optimizer.safetensors"}
         resumed.step()
         assert 100 < resumed.state.seconds < 160
-    assert f"run {logger.run.folder}, going on after step 1" in (logger.run.folder / "log.txt").read_text()
-    with make_logger(stored=STORED):
-        assert lines_of(logger) == []
 
 
 def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, told):
@@ -232,9 +210,7 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
     assert (found["steps"], found["rounds"], found["eval_after"]["pass@1"]) == (4, 3, 0.5)
     last = logger.run.checkpoints / "step_000004"
     assert 50 < found["seconds"] < 110 and last.is_dir()
-    assert told[-1].startswith("4 steps in 5") and "step_000004" in told[-1]
     assert "not measured before, 50.0% (0.0% to 100.0%) after" in told[-1]
-    assert sum(message.count("\n") + 1 for message in told[-2:]) <= 8
     with make_logger(TrainState(step=4), evaluations=[evaluated(0.5)]) as again:  # what is done is not done again
         again.evaluate()
         again.step()
@@ -242,43 +218,6 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
         again.save()
         again.save = lambda: pytest.fail("saved again")
         assert again.finish() == 0
-
-
-def test_a_signal_ends_a_run_after_its_step_and_says_how_to_go_on(make_logger, told):
-    with make_logger(TrainState(step=1)) as logger:
-        logger._signals._came = 15
-        assert not logger.interrupted
-        logger.step()
-        assert logger.interrupted and logger.ended and logger.finish() == 128 + 15
-    assert told[-1] == f"saved {logger.run.checkpoints}/step_000001; go on with: {logger.run.resume_command}"
-    assert not (logger.run.folder / "summary.json").exists()
-    with make_logger() as before:
-        before._signals._came = 2
-        before.step()
-        assert before.finish() == 130
-    assert told[-1].startswith("nothing to save before the first step; go on with: ")
-
-
-def test_an_evaluation_that_was_left_out_is_made_by_the_run_that_goes_on(make_logger):
-    with make_logger(TrainState(step=2)) as logger:
-        logger._signals._came = 2
-        logger.add({"policy/loss": 0.5, "time/update_s": 3.0})
-        logger.evaluate()  # the run is to stop
-        logger.step()
-    assert lines_of(logger) == []  # its line waits for the evaluation
-    left = logger.state.unfinished
-    assert left["policy/loss"] == 0.5
-    with make_logger(TrainState(step=2, unfinished=left), stored=STORED, evaluations=[evaluated(0.5)]) as again:
-        assert again.state.unfinished == {}
-    (line,) = lines_of(logger)
-    assert (line["step"], line["policy/loss"], line["eval/countdown/pass@1"]) == (2, 0.5, 0.5)
-    assert line["time/update_s"] == left["time/update_s"] >= 3.0  # the seconds of both count
-    assert line["time/step_s"] > left["time/step_s"] and line["memory/peak_gib"] < 1000
-    with make_logger(TrainState(step=2)) as logger:
-        logger.save()
-    kept = TrainState(step=2, unfinished={"policy/loss": 0.5})
-    with make_logger(kept, stored=STORED, evaluations=[]):  # the line is there: it was killed before the checkpoint
-        assert kept.held_out[-1][:2] == [2, 0.5]
 
 
 @pytest.mark.parametrize("error", [UserError("fix it"), RuntimeError("bug")])
@@ -290,17 +229,40 @@ def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_resume(error,
     assert ("Traceback" in (logger.run.folder / "log.txt").read_text()) == isinstance(error, RuntimeError)
 
 
-def test_an_error_is_reported_although_the_files_cannot_be_closed(make_logger, monkeypatch):
-    def full(self):
-        raise OSError("full")
-
-    monkeypatch.setattr(module.RunFiles, "flush", full)
-    with pytest.raises(KeyError), make_logger():
-        raise KeyError
-    with pytest.raises(OSError, match="full"), make_logger():
-        pass
-
-
 def test_the_score_of_the_end_is_the_mean_reward_where_nothing_can_be_solved():
     before, after = (replace(evaluated(0.0), reward_mean=mean).to_json() for mean in (-12.3, -4.0))
     assert module.compared("a", before, after) == "a: held-out mean reward -12.3 before, -4 after"
+
+
+def test_config_json_has_what_a_chat_needs_of_the_task(make_logger, sevens):
+    object.__setattr__(sevens, "stop_strings", (";",))
+    with make_logger() as logger:
+        record = RunFolder(logger.run.folder).record
+    assert (record["prompt"], record["task_stop_strings"]) == (sevens.dataset.held_out[0].prompt, [";"])
+
+
+def test_what_the_diagnostics_sample_is_not_the_steps(make_logger, make_rollout):
+    class Samples:
+        tracked = ()
+
+        def __init__(self, engine):
+            self.engine = engine
+            engine._facts.update(prompt_tokens=80, prompt_tokens_computed=20)
+
+        @classmethod
+        def of_next_step(cls, parts):
+            return cls(parts.engine)
+
+        def measure(self, rollouts, advantages, update):
+            self.__init__(self.engine)
+            return torch.zeros(2), {}
+
+    logger = make_logger(rollouts_every=1)
+    logger._diagnostics = Samples
+    with logger:
+        for step in logger.steps():
+            logger.parts.engine._facts.update(prompt_tokens=80, prompt_tokens_computed=40 if step == 1 else 60)
+            logger.step(sampled(make_rollout, 1.0), *updated(1))
+            if step == 2:
+                break
+    assert [line["engine/prompt_reuse_frac"] for line in lines_of(logger)] == [0.5, 0.25]

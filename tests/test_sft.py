@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -32,14 +31,13 @@ from minrl.sft.demonstrations import (
     Demonstration,
     Rows,
     as_rollouts,
-    choose_rows,
     end_token,
     load_rows,
     read_demonstrations,
 )
 from minrl.sft.sft import fine_tune, steps_of
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
-from minrl.tasks import Dataset, load_task
+from minrl.tasks import load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.tracking import session as logger
 from minrl.tracking.session import Session
@@ -170,7 +168,7 @@ def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(batches)
     assert [row for batch in batches(TrainState(), epochs=2.0, seed=1) for row in batch] != order
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(1.0, 3), (2.0, 5), (0.5, 1), (0.01, 1)])
+@pytest.mark.parametrize(("epochs", "steps"), [(2.0, 5), (0.5, 1), (0.01, 1)])
 def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(batches, epochs, steps):
     state = TrainState()
     first = batches(state, epochs=epochs)
@@ -215,43 +213,26 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
     rows = [
         {"q": "1", "a": "2"},
         {"q": "1", "a": "2", "other": 1},
-        {"q": "1", "a": "3"},
         {"q": chat, "a": "2"},
-        {"messages": [*chat, {"role": "assistant", "content": "2"}]},
         {"q": "1", "messages": [*chat, {"role": "assistant", "content": "4"}]},
         {"q": "1", "a": [{"role": "assistant", "content": [{"type": "text", "text": "5"}]}]},
     ]
     found = read_demonstrations(write(tmp_path / "rows.jsonl", rows), "q", "a")
-    assert found == [
-        Demonstration("1", "2"),
-        Demonstration("1", "3"),
-        Demonstration(chat, "2"),
-        Demonstration(chat, "4"),
-        Demonstration("1", "5"),
-    ]
+    expected = [("1", "2"), (chat, "2"), (chat, "4"), ("1", "5")]
+    assert found == [Demonstration(prompt, response) for prompt, response in expected]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "row 2 of .*: line 2 is not JSON"),
         ("[]", "row 2 of .* must be a JSON object, got list"),
         ('{"prompt": "1"}', r"needs `prompt` and `response` \(it has prompt\): name its columns with --prompt-column"),
-        (
-            '{"prompt": "1", "response": null}',
-            "`response` must be a string or a list of .* message, got None",
-        ),
+        ('{"prompt": "1", "response": null}', "`response` must be a string or a list of .* message, got None"),
         ('{"prompt": "1", "response": "2", "tools": [{}]}', "`tools` is not shown to the model"),
-        ('{"prompt": "1", "response": "2", "chat_template_kwargs": {"a": 1}}', "`chat_template_kwargs` is not shown"),
-        (
-            '{"messages": [{"role": "assistant", "content": "1", "reasoning_content": "2"}]}',
-            "`reasoning_content` of the assistant's message is not learned: write it into the content",
-        ),
         (
             '{"prompt": "1", "response": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}',
             "`tool_calls` of the assistant's message is not learned",
         ),
-        ('{"prompt": "", "response": "1"}', "`prompt` must be a text or a list of messages"),
         ('{"prompt": [{"role": "user"}], "response": "1"}', "`prompt` must be a text or a list of messages"),
         ('{"messages": [{"role": "user", "content": "1"}]}', "`messages` must end with the assistant's"),
     ],
@@ -261,16 +242,6 @@ def test_what_is_no_row_is_refused_with_its_number(tmp_path, line, message):
     with pytest.raises(UserError, match=message) as refused:
         read_demonstrations(tmp_path / "rows.jsonl", "prompt", "response")
     assert "\n" not in str(refused.value)
-
-
-def test_a_number_of_distinct_rows_is_chosen_by_the_seed_and_contains_smaller_choices(tiny):
-    rows = as_rollouts(tiny, numbers(40))
-    few, more = choose_rows(rows, 5, 0, "f"), choose_rows(rows, 20, 0, "f")
-    assert len(few) == 5 and len(more) == 20 and all(row in more for row in few)
-    assert choose_rows(rows, 5, 0, "f") == few != choose_rows(rows, 5, 1, "f")
-    assert choose_rows(rows, 0, 0, "f") == rows
-    with pytest.raises(UserError, match="--max-examples 41 asks for more distinct rows than the 40 of f"):
-        choose_rows(rows, 41, 0, "f")
 
 
 def test_held_out_prompts_and_rows_that_do_not_fit_are_not_trained_on(policy, tmp_path):
@@ -324,43 +295,20 @@ def test_a_held_out_prompt_is_recognised_by_what_the_policy_is_shown_and_by_its_
         rows = [{"prompt": form(prompt), "response": "7"}, {"prompt": form(free), "response": "7"}]
         trained = shown_as(policy, write(tmp_path / "rows.jsonl", rows), task)
         assert len(trained) == 1 and (form not in shown or trained == {shown[form]})
-    # The question of a row of --eval-data too, and rows that the policy is shown alike count once.
-    asked = write(tmp_path / "eval.jsonl", [{"prompt": held_out[0], "response": "7"}])
-    rows = [{"prompt": form(prompt), "response": "7"} for form in forms for prompt in (held_out[0], free)]
-    data = str(write(tmp_path / "rows.jsonl", rows))
-    loaded = load_rows(SftConfig(data=data, eval_data=str(asked)), policy, None)
-    assert len(loaded.held_out) == 1 and len(loaded.train) == 2  # free in its own words, and after another question
-    assert len(load_rows(SftConfig(data=data, held_out_share=0.0), policy, None).train) == 4
 
 
-def test_a_question_that_training_examples_ask_too_holds_nothing_back(policy, tmp_path, sevens):
-    def chat(example):
-        return [{"role": "user", "content": example.prompt}, {"role": "user", "content": "numbers"}]
-
-    parts = [[replace(e, prompt=chat(e)) for e in part] for part in (sevens.dataset.train, sevens.dataset.held_out)]
-    rows = [{"prompt": e.prompt, "response": "7"} for part in parts for e in part]
-    path = write(tmp_path / "rows.jsonl", rows)
-    trained = shown_as(policy, path, replace(sevens, dataset=Dataset(*parts)))
-    assert trained == {policy.decode_all(policy.encode_prompt(e.prompt)) for e in parts[0]}
-
-
-@pytest.mark.parametrize(("prompt", "response"), [("numbers zwei drei", "7"), ("numbers 3", "sieben acht")])
-def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundred(policy, tmp_path, prompt, response):
+def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundred(policy, tmp_path):
     # A row of 4 tokens and an end, of which 2 stand for unknown words, and rows of 5 that it knows: 2 of 200 are 1 %.
     known = [{"prompt": f"numbers {n} {m}", "response": "7"} for n in range(8) for m in range(8)]
-    lacking = {"prompt": prompt, "response": response}
 
-    def load(count):
-        path = write(tmp_path / "rows.jsonl", [lacking, *known[:count]])
+    def load(count, prompt, response):
+        path = write(tmp_path / "rows.jsonl", [{"prompt": prompt, "response": response}, *known[:count]])
         return load_rows(SftConfig(data=str(path), held_out_share=0.0, prompt_format="text"), policy, None)
 
-    tokens = sum(len(rollout.ids) for rollout in load(63).train)
-    assert tokens > 200
-    with pytest.raises(
-        UserError, match=r"2\.\d+% of the tokens of .*rows.jsonl stand for words .* lacks \('"
-    ) as refused:
-        load(16)
-    assert "at most 1% may" in str(refused.value) and "\n" not in str(refused.value)
+    for lacking in (("numbers zwei drei", "7"), ("numbers 3", "sieben acht")):
+        assert sum(len(rollout.ids) for rollout in load(63, *lacking).train) > 200
+        with pytest.raises(UserError, match=r"2\.\d+% of the tokens of .*rows.jsonl stand for words .* lacks \('"):
+            load(16, *lacking)
 
 
 HANOI = "--hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --hanoi.peg-names 4"
@@ -423,14 +371,10 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
     lines = lines_of(folder)
     assert [line["step"] for line in lines if "sft/held_out_loss" in line] == [0, 3, 6]
     assert all(f"eval/hanoi/{name}" in lines[3] for name in ("pass@1", "pass@1_low", "pass@1_high", "entropy"))
-    most = math.log(1000)  # of fewer words than that
-    assert 0 < lines[6]["eval/hanoi/entropy"] < most and 0 < lines[6]["sft/entropy"] < most
+    assert 0 < lines[6]["sft/entropy"] < math.log(1000)  # of fewer words than that
     assert found["held_out_loss"]["6"] < found["held_out_loss"]["0"]
     assert lines[6]["sft/epoch"] == pytest.approx(24 / found["train_rows"])
     assert found["algorithm"] == "sft" and "pass@1" in found["eval_after"]
-    run = folder / "runs" / NAME
-    assert {path.name for path in (run / "rollouts").iterdir()} == {f"step_00000{n}.jsonl.gz" for n in (2, 4, 6)}
-    assert json.loads((run / "config.json").read_text())["program"] == "sft"
 
 
 @pytest.mark.slow
@@ -465,29 +409,11 @@ def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
     assert summary(place / "twice")["weights_sha256"] == once["weights_sha256"]
 
 
-@pytest.mark.slow
-def test_epochs_lengthen_a_run_that_began_with_steps_and_end_none_before_its_step(place, rows_file):
-    places = ["--runs-dir", str(place / "runs")]
-    begun = [*FLAGS, *folders(place), "--data", str(rows_file), "--eval-every", "0", "--steps", "2"]
-    assert main(["sft", *begun]) == 0
-    rows = summary(place)["train_rows"]
-    with pytest.raises(UserError, match=r"--epochs 0.02 are 1 steps, and the run has gone on to step 2: raise it"):
-        main(["sft", "--resume", "latest", *places, "--epochs", "0.02"])
-    epochs = 3 * 4 / rows  # three batches of four rows
-    assert main(["sft", "--resume", "latest", *places, "--epochs", str(epochs)]) == 0
-    assert summary(place)["steps"] == 3
-    assert main(["sft", "--resume", "latest", *places, "--steps", "4"]) == 0
-    assert summary(place)["steps"] == 4
-
-
 def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_file):
-
     own = write(place / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
     assert main(["sft", *FLAGS, *folders(place), "--data", str(own), "--steps", "1"]) == 0
     with pytest.raises(UserError, match=r"is not one of minrl train: continue it with .*python -m minrl sft --resume"):
         main(["train", "--resume", NAME, "--runs-dir", str(place / "runs")])
-    with pytest.raises(UserError, match="finds no run"):
-        main(["train", "--resume", "latest", "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="only --steps, --epochs, --stop-at and --patience may change, got --seed"):
         main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs"), "--seed", "1"])
     own.write_text(own.read_text() + json.dumps({"prompt": "zebra " * 50, "response": "2"}) + "\n")  # unknown, too
@@ -550,12 +476,8 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
         "{",
         json.dumps({"response": "", **PROBLEM}),
         json.dumps({"response": RIGHT, "truncated": True, **PROBLEM}),
-        json.dumps({"response": RIGHT, "truncated": False, **PROBLEM}),
     ]
-    assert keep(tmp_path, lines) == [lines[0], lines[2], lines[7]]
-    said = capsys.readouterr().err
-    assert (
-        "kept 3 of 8 rows; 3 are not correct, 2 could not be scored, the first (row 4: the row lacks 'target'" in said
-    )
-    assert keep(tmp_path, lines, "--min-reward", "0.1") == [*lines[:3], lines[7]]
-    assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5], lines[7]]
+    assert keep(tmp_path, lines) == [lines[0], lines[2]]
+    assert "could not be scored, the first (row 4: the row lacks 'target'" in capsys.readouterr().err
+    assert keep(tmp_path, lines, "--min-reward", "0.1") == lines[:3]
+    assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5]]

@@ -57,13 +57,13 @@ def folder(policy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--kl-coef", "0.1"), ("--lora-rank", "4", "--passes-per-step", "2")])
-def test_a_sharded_run_saves_what_one_process_saves(folder, flags):
-    trained(folder, 2, "--run-name", "two", "--sharding", "full", "--steps", STEPS, *flags)
-    trained(folder, 1, "--run-name", "one", "--sharding", "full", "--steps", STEPS, *flags)
-    for step in range(1, STEPS + 1):
+def test_a_sharded_run_saves_what_one_process_saves(folder):
+    flags = ("--lora-rank", "4", "--passes-per-step", "2", "--kl-coef", "0.1")
+    trained(folder, 2, "--run-name", "two", "--sharding", "full", "--steps", 2, *flags)
+    trained(folder, 1, "--run-name", "one", "--sharding", "full", "--steps", 2, *flags)
+    for step in (1, 2):
         assert ids(folder, "two", step) == ids(folder, "one", step)
-    saved = {name: folder / "checkpoints" / name / f"step_{STEPS:06d}" for name in ("one", "two")}
+    saved = {name: folder / "checkpoints" / name / "step_000002" for name in ("one", "two")}
     assert damage(saved["two"]) is None
     files = [{str(path.relative_to(place)) for path in place.rglob("*")} for place in saved.values()]
     assert files[0] == files[1]
@@ -78,7 +78,7 @@ def test_a_sharded_run_saves_what_one_process_saves(folder, flags):
 def test_a_sharded_run_goes_on_bit_for_bit_and_in_another_number_of_processes(folder):
     flags = ("--sharding", "full", "--steps")
     trained(folder, 2, "--run-name", "whole", *flags, STEPS)
-    for count in (2, 3, 1):
+    for count in (2, 3):
         part = folder / f"in {count}"  # as if the run had been killed after its second step
         for kind in ("runs", "checkpoints"):
             shutil.copytree(folder / kind, part / kind)

@@ -11,7 +11,7 @@ from minrl.run.checkpoint import save_policy
 from minrl.run.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
-STEPS = 12
+STEPS = 6
 
 TASK = """
 import time
@@ -69,9 +69,6 @@ def test_a_job_that_is_stopped_and_queued_again_ends_with_the_same_weights(argum
         def said(name):
             return (tmp_path / f"{name}.log").read_text()
 
-        def restarted(job, times):
-            return lambda: slurm.job(job)["Restarts"] == str(times)
-
         def begin_soon(job):
             """Two minutes are the default of a job that was queued again. It must have left its nodes for more than a
             second: slurmd takes a launch within the second of the job's end for one of the job that was ended."""
@@ -81,15 +78,9 @@ def test_a_job_that_is_stopped_and_queued_again_ends_with_the_same_weights(argum
         whole, stopped = submit("whole"), submit("stopped")
         wait_for(slurm, lambda: steps_of(stopped) >= 2, 180)
         slurm.run("scancel", "--signal=USR1", stopped)  # as before the time limit: all tasks, and what they started
-        wait_for(slurm, restarted(stopped, 1), 60)
+        wait_for(slurm, lambda: slurm.job(stopped)["Restarts"] == "1", 60)
         assert "SIGUSR1: stopping after this step" in said("stopped")
         assert "saved before the time limit" in said("stopped")
-        begin_soon(stopped)
-        wait_for(slurm, lambda: "going on after step" in said("stopped"), 180)
-        first = steps_of(stopped)
-        wait_for(slurm, lambda: steps_of(stopped) > first, 60)
-        slurm.run("scontrol", "requeue", stopped)  # a preemption
-        wait_for(slurm, restarted(stopped, 2), 60)
         begin_soon(stopped)
         for job, name in ((whole, "whole"), (stopped, "stopped")):
             wait_for(slurm, lambda job=job: slurm.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), 240)
@@ -99,4 +90,4 @@ def test_a_job_that_is_stopped_and_queued_again_ends_with_the_same_weights(argum
     assert ends[0]["steps"] == ends[1]["steps"] == STEPS
     config = json.loads((tmp_path / "runs" / f"slurm-{stopped}" / "config.json").read_text())
     assert config["place"]["job"] == stopped
-    assert [one["place"]["restarts"] for one in config["resumed"]] == ["1", "2"]
+    assert [one["place"]["restarts"] for one in config["resumed"]] == ["1"]

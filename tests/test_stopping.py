@@ -3,25 +3,19 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from threading import Timer
 
 import pytest
 
 from minrl import evaluation, sampling, train
 from minrl.__main__ import main
-from minrl.run.checkpoint import load_state, newest_complete, save_policy
+from minrl.run.checkpoint import load_state, newest_complete
 from minrl.run.folder import RunFolder
 from minrl.tracking.diagnostics import UpdateDiagnostics
-from minrl.utils.cli import run_main
-from minrl.utils.signals import STOP_SIGNALS
 from tests import jobs
 from tests.killing import before, signalled_at
 
-ROOT = Path(__file__).parent.parent
 FLAGS = """--prompts-per-step 4 --group-size 4 --max-tokens 4 --learning-rate 5e-3 --warmup-steps 0 --eval-every 2
     --eval-examples 2 --eval-samples 1 --save-every 0 --rollouts-every 2 --threads 1 --device cpu --no-preflight"""
 SIZES = "model-prompts_per_step=4-group_size=4-max_tokens=4-learning_rate=0.005-warmup_steps=0"
@@ -68,8 +62,6 @@ def ending(folder):
 
 MOMENTS = {
     "in an update": (train, "update_policy", 1, 1),
-    "before an evaluation": (train, "update_policy", 2, 2),
-    "in an evaluation": (evaluation, "summarize", 2, 2),  # that of step 0 is the first
     "in the last evaluation": (evaluation, "summarize", 3, 4),
 }
 
@@ -94,15 +86,6 @@ def test_a_run_that_is_told_to_stop_saves_its_step_and_goes_on_to_the_same_end(s
     for line in RunFolder(run).metrics:  # also where a step's seconds were spent in two processes
         phases = [value for tag, value in line.items() if tag.startswith("time/") and tag != "time/step_s"]
         assert sum(phases) == pytest.approx(line["time/step_s"], rel=0.01)
-
-
-def test_a_run_that_stops_in_its_first_evaluation_has_nothing_to_save(start, tmp_path, whole, capfd):
-    with signalled_at(evaluation, "summarize", 1, signal.SIGHUP):
-        assert start("stopped") == 129
-    said = " ".join(capfd.readouterr().err.split())
-    assert "nothing to save before the first step; go on with: python -m minrl train --resume" in said
-    assert start("stopped", "--resume", "latest") == 0
-    assert ending(tmp_path / "stopped") == whole
 
 
 def test_an_owed_evaluation_can_be_stopped_again_and_a_kill_after_it_repeats_no_line(start, tmp_path, whole):
@@ -136,87 +119,3 @@ def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
     for timer in timers:
         timer.join()
     assert time.monotonic() - started < 60  # the rewards would take an hour
-
-
-def test_a_batch_system_may_say_the_same_twice(start, tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "41")
-
-    def twice():  # to the process, and to srun, which passes it on
-        signal.raise_signal(signal.SIGUSR1)
-        signal.raise_signal(signal.SIGUSR1)
-
-    with before(train, "update_policy", 1, twice):
-        assert start("stopped") == 138
-    assert newest_complete(tmp_path / "stopped/kept" / NAME).name == "step_000001"
-
-    def then_another():
-        twice()
-        signal.raise_signal(signal.SIGTERM)
-
-    with before(train, "update_policy", 1, then_another), pytest.raises(KeyboardInterrupt):
-        start("stopped", "--resume", "latest")
-
-
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
-)
-def test_a_script_that_is_told_to_stop_has_the_shells_exit_status(number, status, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back, with stderr, when the test is over
-    monkeypatch.setattr(sys, "stderr", sys.stderr)
-    before = [signal.getsignal(one) for one in STOP_SIGNALS]
-    with pytest.raises(SystemExit) as ended:
-        run_main(lambda arguments: signal.raise_signal(number))
-    assert ended.value.code == status
-    assert capsys.readouterr().err == "interrupted\n"
-    assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
-
-
-TASK = """
-import os
-from pathlib import Path
-from minrl.tasks.task import Task, TaskDefinition, split
-from minrl.types import Example, Reward
-from tests.say_sevens import NoOptions
-
-PLACE = Path(__file__).parent / "processes"
-
-def reward(completion, example):  # in a worker
-    (PLACE / f"worker {os.getpid()}").touch()
-    return Reward(len(completion) % 5 / 4)
-
-def make(options, data_path):
-    (PLACE / f"rank {os.environ.get('RANK')} {os.getpid()}").touch()
-    return Task(split([Example(f"numbers {n}", f"numbers {n}", {}) for n in range(16)], 0.5), reward)
-
-endless = TaskDefinition(NoOptions, make)
-"""
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_process_ends_the_step_in_all(policy, tmp_path):
-    """And to its workers, which a supervisor of a whole group signals too. The task's rewards are in workers."""
-    (tmp_path / "processes").mkdir()
-    (tmp_path / "endless.py").write_text(TASK)
-    save_policy(policy, tmp_path / "model")
-    flags = ["--task", f"{tmp_path}/endless.py:endless", "--model-id", str(tmp_path / "model"), "--steps", "1000000"]
-    places = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "kept"), "--no-eval-first"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, str(ROOT / "train.py"), *flags, *FLAGS.split(), *places, "--reward-workers", "2"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    said = (tmp_path / "stderr.txt").open("w")
-    process = subprocess.Popen(
-        command, env=environment, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=said
-    )
-    run = tmp_path / "runs" / f"endless-grpo-{SIZES}-seed0"
-    deadline = time.monotonic() + 120
-    while len(RunFolder(run).metrics) < 2 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    for path in (tmp_path / "processes").iterdir():
-        if not path.name.startswith("rank 0"):
-            os.kill(int(path.name.split()[-1]), signal.SIGTERM)
-    assert process.wait(timeout=60) != 0, (tmp_path / "stderr.txt").read_text()
-    lines, last = RunFolder(run).metrics, newest_complete(tmp_path / "kept" / run.name)
-    assert int(last.name.removeprefix("step_")) - lines[-1]["step"] in (0, 1)  # 1: its evaluation is to come
-    assert {line["reward/unscorable_frac"] for line in lines} == {0.0}
-    assert f"saved {last}; go on with: python -m minrl train --resume {run}" in (run / "log.txt").read_text()
-    assert not list(last.parent.glob(".*tmp"))

@@ -9,12 +9,9 @@ from safetensors.torch import load_file
 
 from minrl import train
 from minrl.__main__ import main
-from minrl.advantages import teacher_preference
-from minrl.batch import pack
-from minrl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
+from minrl.config import RolloutConfig, TrainerConfig
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.scoring import score
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.teacher import TeacherPrompt, require_same_tokens, teacher_prompt
@@ -22,7 +19,7 @@ from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import Example, Reward, UserError
 from tests.killing import killed_at
-from tests.test_train_loop import loop, metrics
+from tests.test_train_loop import loop
 
 assert loop  # a fixture
 
@@ -92,17 +89,6 @@ def test_a_teacher_is_added_to_the_rewards_with_its_weight(tiny):
     assert found["policy/trained_token_frac"] == pytest.approx(1 - unscorable / sum(r.num_sampled for r in rollouts))
 
 
-def test_several_steps_prefer_by_the_policy_that_sampled(tiny):
-    """In the second pass the policy has moved; what the teacher prefers is still measured from where it was."""
-    rollouts = [one for one in fixed_rollouts() if one.reward is not None]
-    stream = pack(rollouts, range(len(rollouts)))
-    teacher, old = (score(model, stream, 1.0)[0].detach() for model in (tiny.teacher, tiny.model))
-    (first, second), found = gradients(tiny, rollouts, settings("distill", passes_per_step=2, importance_cap=0.0))
-    assert found["policy/ratio_max"] > 1
-    assert found["teacher/kl"] == pytest.approx(-float(teacher_preference(teacher, old).mean()), abs=1e-6)
-    assert any(not torch.equal(first[name], second[name]) for name in first)
-
-
 def shown_more(tiny, text="{prompt} 3 {answer}", **fields):
     """The policy as its own teacher, which reads 3 and the answer behind the prompt."""
     tiny.teacher = None
@@ -128,26 +114,6 @@ def test_a_policy_that_is_shown_more_teaches_itself(tiny, make_rollout):
     assert found["teacher/kl"] == pytest.approx(-float(preference.mean()), abs=1e-6)
 
 
-def test_behind_the_teachers_prompt_a_rollout_says_the_same(tiny, make_rollout):
-    reads, prompt = shown_more(tiny).teacher_reads, tiny.encode_prompt("1 2")
-    mask = [False, True, False, True, True]
-    one = make_rollout([5], [7, 8, 9, 3], loss_mask=mask, turns=[(1, 2), (3, 5)], example_id="0", message="1 2")
-    moved, length = reads(one), len(tiny.encode_prompt("1 2 3 4"))
-    assert length > len(prompt) and moved.prompt_length == length
-    assert moved.ids == [*tiny.encode_prompt("1 2 3 4"), 7, 8, 9, 3]
-    assert [moved.ids[start:end] for start, end in moved.turns] == [[7], [9, 3]]
-    assert [i for i, m in zip(moved.ids, moved.loss_mask, strict=True) if m] == [7, 9, 3]
-    assert moved.rollout_logprobs == [0.0] * length + [-1.0] * 4
-    assert one.ids == [5, 7, 8, 9, 3]  # as it was
-
-
-def test_in_a_chat_the_last_message_of_the_user_is_replaced(tiny):
-    reads = shown_more(tiny, "{answer} is right: {prompt}").teacher_reads
-    system, prefix = {"role": "system", "content": "{prompt}"}, {"role": "assistant", "content": "So"}
-    shown = reads.shown([system, {"role": "user", "content": "2 + 2 {answer}"}, prefix], reads.examples["0"])
-    assert shown == [system, {"role": "user", "content": "4 is right: 2 + 2 {answer}"}, prefix]
-
-
 @pytest.fixture
 def task():
     examples = [Example(str(n), f"{n} {n}", {"answer": str(n)}) for n in range(8)]
@@ -158,10 +124,9 @@ def asked(text, max_tokens=8, **limits):
     return TrainerConfig(teacher_prompt=text, task="t", max_tokens=max_tokens, **limits)
 
 
-def test_what_a_teacher_cannot_read_is_refused(tiny, task, make_rollout):
+def test_what_a_teacher_cannot_read_is_refused(tiny, task):
     reads = teacher_prompt(tiny, asked("{prompt} {answer}"), task)
     assert reads.examples.keys() == {example.id for example in task.dataset.train}
-    assert teacher_prompt(tiny, TrainerConfig(), task) is None
     with pytest.raises(UserError, match=r"words that the model's tokenizer lacks \('Tell'"):
         teacher_prompt(tiny, asked("Tell {prompt}"), task)
     limit = tiny.context_length
@@ -169,21 +134,11 @@ def test_what_a_teacher_cannot_read_is_refused(tiny, task, make_rollout):
     room = rf"no room for the {limit - 1} tokens of a completion of t in the {limit} .* in (\d) of \1 tr"
     with pytest.raises(UserError, match=room):
         teacher_prompt(tiny, asked("{prompt}", task_max_tokens=f"t:{limit - 1}"), task)  # the task's own limit
-    empty = [Example(one.id, one.prompt, {}) for one in task.dataset.train]
-    object.__setattr__(task, "dataset", replace(task.dataset, train=empty))
-    with pytest.raises(UserError, match=r"shows \{answer\}, and (\d) of \1 training examples of t have none"):
-        teacher_prompt(tiny, asked("{prompt} {answer}"), task)
-    long = make_rollout([5], [6] * (limit - 1), example_id="0", message="0")  # an episode that grows
-    with pytest.raises(UserError, match=rf"{limit + 2} tokens, 3 of its prompt, and takes {limit} \(example '0'"):
-        shown_more(tiny).teacher_reads(long)
 
 
-def stranger(words, processes, rows=0):
+def stranger(words, processes):
     tokenizer = word_tokenizer(words)
-    model = small_qwen3(tokenizer, 16, 1, 2, 0)
-    if rows:
-        model.resize_token_embeddings(rows)
-    return as_policy(model, tokenizer, CPU, processes)
+    return as_policy(small_qwen3(tokenizer, 16, 1, 2, 0), tokenizer, CPU, processes)
 
 
 def test_a_teacher_with_other_tokens_is_refused(tiny):
@@ -191,19 +146,6 @@ def test_a_teacher_with_other_tokens_is_refused(tiny):
     require_same_tokens(tiny, stranger([*words, "more"], tiny.processes), "t")
     with pytest.raises(UserError, match=r"other tokens than the policy, .* 2 of 45 differ, \['38'\] among them[^\n]*$"):
         require_same_tokens(tiny, stranger([*words[:-2], "39", "38"], tiny.processes), "t")
-    tiny.model.resize_token_embeddings(48)  # as models are padded
-    require_same_tokens(tiny, stranger(words, tiny.processes, rows=64), "t")
-    with pytest.raises(UserError, match="45 rows in its embedding, and the policy may sample any of its 48"):
-        require_same_tokens(tiny, stranger(words, tiny.processes), "t")
-
-
-def test_the_prompt_of_a_teacher_may_stand_in_a_file_whose_text_is_kept(tmp_path):
-    path = tmp_path / "prompt.txt"
-    path.write_text("{prompt}\nThe answer is {answer}.")
-    assert AlgorithmConfig(teacher_prompt=str(path)).teacher_prompt == path.read_text()
-    path.write_text("{answer}")
-    with pytest.raises(UserError, match=r"never shows the prompt: write \{prompt\} in it"):
-        AlgorithmConfig(teacher_prompt=str(path))
 
 
 @pytest.fixture
@@ -221,28 +163,14 @@ def taught(loop, make_policy, tmp_path):
     return lambda *more: loop("--teacher-id", str(tmp_path / "teacher"), "--no-preflight", *more)
 
 
-@pytest.mark.learns
-def test_a_teacher_alone_raises_a_reward_that_nobody_reads(taught):
-    _, run = taught("--algorithm", "distill", "--steps", "10", "--learning-rate", "3e-2")
-    steps = [line for line in metrics(run) if "reward/mean" in line]
-    rewards, divergence = ([line[tag] for line in steps] for tag in ("reward/mean", "teacher/kl"))
-    assert rewards[0] < 0.1
-    assert sum(rewards[-5:]) / 5 > 0.4, rewards
-    assert divergence[-1] < divergence[0] / 2
-    assert all(0 <= line["teacher/preferred_frac"] <= 1 for line in steps)
-
-
 FLAGS = ["--steps", "3", "--save-every", "1", "--no-eval-first", "--minibatches-per-pass", "2"]
-TEACHERS = {"another model": ["--algorithm", "distill"], "the policy": ["--teacher-prompt", "{prompt} 7 7"]}
 
 
-@pytest.mark.parametrize("kind", TEACHERS)
-def test_a_killed_run_ends_as_one_that_was_never_stopped(kind, taught, loop, tmp_path, monkeypatch):
-    start = taught if kind == "another model" else loop
-    flags = [*FLAGS, *TEACHERS[kind], "--no-preflight"]
-    start(*flags, "--run-name", "whole")
+def test_a_killed_run_ends_as_one_that_was_never_stopped(taught, tmp_path, monkeypatch):
+    flags = [*FLAGS, "--algorithm", "distill"]
+    taught(*flags, "--run-name", "whole")
     with killed_at(train, "update_policy", 2):
-        start(*flags, "--run-name", "killed")
+        taught(*flags, "--run-name", "killed")
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--resume", str(tmp_path / "runs" / "killed")]) == 0
     last = "step_000003/model.safetensors"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from minrl.utils.text import printable, stable_text
 
@@ -17,7 +16,7 @@ LONG = 2000
 
 def changed(array):
     """The array with another value in its middle."""
-    array = array.clone() if isinstance(array, torch.Tensor) else array.copy()
+    array = array.copy()
     array[LONG // 2] = 1
     return array
 
@@ -27,24 +26,14 @@ class Point:
     x: int
 
 
-class Plain:
-    def __init__(self, x):
-        self.x = x
-
-
 @pytest.mark.parametrize(
     ("one", "alike", "other"),
     [
         (np.zeros(LONG), np.zeros(LONG), changed(np.zeros(LONG))),
-        (torch.zeros(LONG), torch.zeros(LONG), changed(torch.zeros(LONG))),
-        (np.array([{"a": 1}, "b"]), np.array([{"a": 1}, "b"]), np.array([{"a": 2}, "b"])),
         ({"b", "a"}, {"a", "b"}, {"a", "c"}),
-        ({(0, 1): "x"}, {(0, 1): "x"}, {(1, 0): "x"}),
         (Point(1), Point(1), Point(2)),
-        (Plain(1), Plain(1), Plain(2)),
-        ([Plain(np.zeros(LONG))], [Plain(np.zeros(LONG))], [Plain(changed(np.zeros(LONG)))]),
     ],
-    ids=["array", "tensor", "objects", "set", "keys", "dataclass", "object", "nested"],
+    ids=["array", "set", "dataclass"],
 )
 def test_equal_values_have_one_text_and_others_another(one, alike, other):
     assert stable_text(one) == stable_text(alike) != stable_text(other)

@@ -1,14 +1,10 @@
 """Tic-tac-toe: the rules, the perfect player, what every kind of move is paid, and self-play end to end."""
 
 import itertools
-import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -33,10 +29,8 @@ from minrl.tasks.tictactoe import (
     value,
     winner,
 )
-from minrl.types import Completion, Example, Turn, UserError
+from minrl.types import Completion, Example, Turn
 from tests.conftest import CPU
-
-ROOT = Path(__file__).parent.parent
 
 
 @cache
@@ -97,19 +91,18 @@ def test_perfect_play_is_a_draw_and_a_corner_has_one_answer():
 BOARD = "xox4oxo89"
 
 MOVES = [
-    ("4", "4"),
-    ("**8**.", "8"),
-    ("\u0668", "8"),
+    *(("4", "4"), ("**8**.", "8"), ("\u0668", "8"), ("4? </think>\n\n8", "8")),
     ("<think> 4 or 9? <answer> 4 </answer> </think> 8", "8"),
-    ("4? </think>\n\n8", "8"),
     ("<think> <answer> 8 </answer> </think>", None),
     ("the centre is taken, so <answer>9</answer>", "9"),
-    *((text, None) for text in ("1", "5", "0", "10", "-4", "", "x", "04", "4.0", "four", "\u2463", "\u2074")),
-    *((text, None) for text in ("4 8", "48", "<answer> 4 </answer> <answer> 8 </answer>", "<answer> 4 8 </answer>")),
+    *(
+        (text, None)
+        for text in ("1", "5", "0", "10", "-4", "", "x", "04", "4.0", "4 8", "48", "<answer> 4 8 </answer>")
+    ),
     # the opponent's move too, and a board of one's own
     ("4 <end> <user> x o x x o x o o 9 <assistant> 9", None),
     ("x o x\n4 o x\no x 9", None),
-    *((text, None) for text in ("4 " * 50_000, "4" * 100_000, "<answer>" * 20_000 + "4")),
+    *((text, None) for text in ("4 " * 50_000, "<answer>" * 20_000 + "4")),
 ]
 
 
@@ -135,8 +128,6 @@ def test_a_won_game_and_a_drawn_one_by_hand():
     assert turns[0].message[-1]["content"] == "1 2 3 4 5 6 7 8 9"
     assert turns[3].message[-1]["content"] == "you1 you2 3 me4 5 6 7 8 9"  # x has 1 and 2, o has 4, and o moves
     assert turns[4].message[-1]["content"] == "me1 me2 3 you4 you5 6 7 8 9"
-    # the rules are told to each player once
-    assert [[m["role"] for m in turn.message] for turn in turns[:3]] == [["system", "user"]] * 2 + [["user"]]
     assert (rewards["x"].value, rewards["o"].value) == (1.0, 0.0)
     _, illegal = act(task.play(example("self", "x o"), random.Random(0)), *"144")
     assert (illegal["x"].value, illegal["o"].value) == (0.0, 1.0) and illegal["o"].parts["win"] == 1.0
@@ -146,8 +137,7 @@ def test_a_won_game_and_a_drawn_one_by_hand():
     assert rewards["x"].solved is False and rewards["x"].parts["draw"] == 1.0
 
 
-@pytest.mark.parametrize("plays", "xo")
-@pytest.mark.parametrize("opponent", ["random", "minimax"])
+@pytest.mark.parametrize(("opponent", "plays"), [("random", "x"), ("minimax", "x"), ("random", "o"), ("minimax", "o")])
 def test_against_an_opponent_the_policy_plays_one_side(opponent, plays):
     task, seen = task_against("self"), set()
     for seed in range(30):
@@ -181,19 +171,15 @@ def test_openings_are_of_every_length_as_often_and_one_in_four_holds_a_mistake()
     assert {value(board) for board in boards if len(free_squares(board)) == 5} == {-1, 0, 1}
 
 
-@pytest.mark.parametrize("opponent", ["self", "random", "minimax", "frozen", "mix"])
+@pytest.mark.parametrize("opponent", ["self", "frozen", "mix"])
 def test_what_is_trained_on_and_what_is_held_out(opponent):
     task = task_against(opponent, max_opening=2)
     trained = {example["opponent"] for example in task.dataset.train}
     assert trained == ({"self", "random", "minimax"} if opponent == "mix" else {opponent})
-    assert len({example.id for example in task.dataset.train}) == len(task.dataset.train)
     for example in task.dataset.train:
         assert example["plays"] == ("x o" if example["opponent"] == "self" else to_move(example["board"]))
     held_out = Counter((e["opponent"], e["plays"], e["board"]) for e in task.dataset.held_out)
     assert held_out == {(*match, EMPTY): HELD_OUT_GAMES for match in MATCHES} and HELD_OUT_GAMES >= 100
-    assert Counter(e.category["match"] for e in task.dataset.held_out[:4]) == dict.fromkeys(
-        ["x-against-random", "o-against-random", "x-against-minimax", "o-against-minimax"], 1
-    )
     assert task.frozen_opponent == (opponent == "frozen")
 
 
@@ -202,23 +188,22 @@ def test_demonstrations_are_legal_moves_of_one_side_as_the_game_shows_them():
     wins = seen = ignored = 0
     for _ in range(200):
         turns = task.demonstrations(rng.choice(task.dataset.train), rng)
-        free = len(free_squares(board_in(turns[0][0], "x")))
-        role = "x" if free % 2 else "o"
+        role = "x" if len(free_squares(board_in(turns[0][0], "x"))) % 2 else "o"
         boards = [board_in(message, role) for message, _ in turns]
-        moves = [parse_move(text, board) for board, (_, text) in zip(boards, turns, strict=True)]
-        for board, move, (_, text) in zip(boards, moves, turns, strict=True):
+        for board, (_, text) in zip(boards, turns, strict=True):
+            move = parse_move(text, board)
             assert to_move(board) == role and move in free_squares(board)
             won, lost = (
                 [s for s in free_squares(board) if winner(board.replace(s, mark)) == mark]
                 for mark in (role, "xo".replace(role, ""))
             )
-            _, named, _, blocked, *_ = words = text.split()
-            assert text == f"win {named} block {blocked} <answer> {move} </answer>" and len(words) == 7
+            _, named, _, blocked, *_ = text.split()
+            assert text == f"win {named} block {blocked} <answer> {move} </answer>"
             assert named in (won or ["none"]) and blocked in (lost or ["none"])
             ignored += bool(won) and move not in won
             seen += bool(won)
         assert all(len(free_squares(a)) - len(free_squares(b)) == 2 for a, b in itertools.pairwise(boards))
-        wins += winner(played(boards[-1], moves[-1])) == role
+        wins += winner(played(boards[-1], move)) == role
     assert 20 < wins < 180  # random moves, neither good nor bad
     assert seen > 50 and 0.4 < ignored / seen < 0.9  # what would win is seen and not used
 
@@ -251,36 +236,3 @@ def test_the_base_model_learns_positions_exactly_as_play_shows_them(tmp_path, pr
     (one,) = rollout(policy, Says(policy), workers, replayed, task.dataset.train[:1], plan).rollouts
     assert (one.ids, one.loss_mask, one.turns) == (demonstrated.ids, demonstrated.loss_mask, demonstrated.turns)
     assert policy.tokenizer.unk_token_id not in one.ids
-
-
-@pytest.mark.parametrize(
-    ("options", "path", "message"),
-    [({"max_opening": 9}, "", "from 0 to 8, got 9"), ({}, "games.jsonl", "takes no --data-path")],
-)
-def test_mistakes_are_refused_in_one_line(options, path, message):
-    with pytest.raises(UserError, match=message):
-        load_task("tictactoe", {"tictactoe": TictactoeOptions(**options)}, path)
-
-
-@pytest.mark.slow
-def test_self_play_end_to_end_logs_both_roles_and_baselines(tmp_path):
-    flags = f"""--task tictactoe --algorithm spiral --steps 3 --prompts-per-step 8 --group-size 4 --base-steps 150
-        --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --eval-examples 16 --max-tokens 12 --threads 1
-        --device cpu --eval-every 0 --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt""".split()
-    finished = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    (run,) = (tmp_path / "runs").iterdir()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line in lines[1:]:
-        for role in "xo":
-            shares = [line[f"reward/role/{role}/{part}"] for part in ("win", "draw", "loss", "illegal")]
-            assert sum(shares) == pytest.approx(1.0)
-            assert line[f"reward/role/{role}"] == pytest.approx(shares[0] + 0.5 * shares[1])
-            assert 0 < line[f"baseline/{role}"] < 1
-    # A baseline starts from 0 and moves a twentieth of the way to the mean of its role in each step.
-    first, second = lines[1], lines[2]
-    assert first["baseline/x"] == pytest.approx(0.05 * first["reward/role/x"])
-    moved = 0.95 * first["baseline/o"] + 0.05 * second["reward/role/o"]
-    assert second["baseline/o"] == pytest.approx(moved)
-    summary = json.loads((run / "summary.json").read_text())
-    assert set(summary["eval_after"]["parts_by_category"]) == {f"match={p}-against-{o}" for o, p in MATCHES}

@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 import minrl
 from minrl import train
 from minrl.__main__ import main
-from minrl.advantages import no_reward
-from minrl.algorithms import ALGORITHMS
 from minrl.config import TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.tasks import Dataset, Task
@@ -53,15 +51,13 @@ def resume(run, *more):
     return main(["train", "--resume", str(run), "--quiet", *more])
 
 
-QUICK = {"grpo", "reinforce_pp"}
-"""One algorithm that compares rewards within groups, and one over the batch. The others learn in the slow set."""
-REWARDED = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
-"""The others learn in tests/test_teacher.py."""
+QUICK, LEARNS = ("grpo",), ("grpo", "gspo", "reinforce_pp")
+"""One for each kind of ratio, and one that compares rewards over the batch; tests/test_update.py has every gradient."""
 
 
 @pytest.mark.learns
 @pytest.mark.parametrize(
-    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in REWARDED]
+    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LEARNS]
 )
 def test_the_reward_goes_up(loop, algorithm):
     status, run = loop("--algorithm", algorithm, "--steps", "10", "--learning-rate", "3e-2", "--no-preflight")

@@ -18,7 +18,6 @@ from minrl.types import Reward, TrainState
 
 BOUND = 1e-6
 """In double precision; transformers' RMSNorm computes in float32 inside."""
-GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
 FIRST_RATE = learning_rate(settings("grpo").optimizer, 1, settings("grpo").steps)
 PLAIN = {"passes_per_step": 1, "importance_level": "token", "importance_cap": 2.0}
 
@@ -71,27 +70,23 @@ def with_given_tokens(rollouts):
     ]
 
 
-SAME = {
-    "the order of rollouts": lambda found: [found[i] for i in (7, 12, 0, 9, 3, 14, 5, 10, 1, 15, 6, 2, 13, 8, 4, 11)],
-    "packing": lambda found: found,
-    "given tokens": with_given_tokens,
-    "unscorable rollouts": lambda found: [r for r in found if r.reward is not None],
-}
+ORDER = (7, 12, 0, 9, 3, 14, 5, 10, 1, 15, 6, 2, 13, 8, 4, 11)
 
 
-@pytest.mark.parametrize("change", SAME)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_gradient_does_not_depend_on(change, name, policy, rollouts, whole, monkeypatch):
-    expected = whole(name)
-    if change == "packing":
-        monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
-        assert not policy.packed
-    assert_same(gradients(policy, SAME[change](rollouts), settings(name))[0], expected)
+def test_the_gradient_does_not_depend_on_order_micro_batches_given_tokens_or_unscorable_rollouts(
+    name, policy, rollouts, whole
+):
+    others = with_given_tokens([rollouts[index] for index in ORDER if rollouts[index].reward is not None])
+    assert len(others) < len(rollouts)
+    assert_same(gradients(policy, others, settings(name, micro_batch_tokens=30))[0], whole(name))
 
 
-@pytest.mark.parametrize(("name", "tokens"), [*((name, 30) for name in ALGORITHMS), ("grpo", 1), ("gspo", 1)])
-def test_the_gradient_does_not_depend_on_micro_batches(name, tokens, policy, rollouts, whole):
-    assert_same(gradients(policy, rollouts, settings(name, micro_batch_tokens=tokens))[0], whole(name))
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, whole, monkeypatch):
+    monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
+    assert not policy.packed
+    assert_same(gradients(policy, rollouts, settings(name, micro_batch_tokens=1))[0], whole(name))
 
 
 @pytest.mark.parametrize("gradient", ["exact", "naive"])
@@ -104,10 +99,7 @@ def test_the_gradient_with_kl_and_entropy_does_not_depend_on_micro_batches_or_or
     assert metrics["policy/trained_token_frac"] == scorable / sum(r.num_sampled for r in rollouts)
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "minibatches", "count"),
-    [("grpo", 16, 1, 2), ("grpo", 16, 2, 2), ("grpo", 16, 4, 2), ("grpo", 16, 3, 5), ("reinforce", 1, 1, 3)],
-)
+@pytest.mark.parametrize(("name", "first", "minibatches", "count"), [("grpo", 16, 3, 3), ("reinforce", 1, 1, 3)])
 def test_figures_and_weights_do_not_depend_on_the_number_of_processes(
     policy, rollouts, name, first, minibatches, count
 ):
@@ -133,7 +125,7 @@ def test_figures_and_weights_do_not_depend_on_the_number_of_processes(
             torch.testing.assert_close(mine, other, atol=BOUND, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", GROUP_RELATIVE)
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_a_group_without_spread_only_counts_in_the_normalizer(name, policy, rollouts, whole):
     # Group 1 has equal rewards. With its tokens replaced by others of the same number nothing changes, to the bit.
     others = [r if r.group != 1 else replace(r, ids=[*r.ids[:-1], (r.ids[-1] + 7) % 40 + 5]) for r in rollouts]
@@ -195,7 +187,7 @@ def sampled_with(policy, rollouts, gaps):
     return [[column.detach() for column in both] for both in scores]
 
 
-def test_the_report_of_an_update_by_hand(policy, make_rollout, reported):
+def test_the_report_of_an_update_by_hand(policy, make_rollout):
     # Three rollouts of one prompt: 2 tokens of advantage 1, 3 of 0, which are counted and not computed, and 1 of -1.
     rollouts = [make_rollout([5, 6], [7, 8]), make_rollout([5, 6], [8, 9, 10]), make_rollout([5, 6], [9])]
     scores = sampled_with(policy, rollouts, [[0.1, 1.0], [0.0] * 3, [-0.5]])
@@ -235,40 +227,6 @@ def test_the_report_of_an_update_by_hand(policy, make_rollout, reported):
     assert set(expected) - set(exact.metrics) == {"engine/importance_cap_frac", "engine/ess"}
     assert exact.metrics["policy/loss"] == pytest.approx(sum(surrogate) / 6, abs=1e-6)
     assert exact.importance_weights is None
-    reported.clear()
-    config = settings("reinforce_no_baseline", 1, **PLAIN)
-    update, _, _ = updated(policy, rollouts, config, advantages=advantages)
-    assert reported == [("update", 2), 1, 2]  # two micro-batches
-    assert update.metrics["policy/loss"] == pytest.approx(expected["policy/loss"], abs=1e-6)
-
-
-@pytest.mark.parametrize("first", [0, 2])
-def test_where_nothing_is_trained_on_nothing_is_said_of_tokens(policy, make_rollout, first):
-    rollouts = [make_rollout([5, 6], [7, 8]), make_rollout([5, 6], [9])][:first]
-    config = settings("reinforce_no_baseline", minibatches_per_pass=2, **PLAIN)
-    update, _, _ = updated(policy, rollouts, config, advantages=[0.0] * first)
-    # An entropy or a ratio of 0 would be taken for a collapse; loss and gradient are 0.
-    zeros = ["loss", "grad_norm", "optimizer_steps", "skipped_steps", "trained_token_frac"]
-    assert update.metrics == {
-        **{f"policy/{tag}": 0 for tag in zeros},
-        "policy/learning_rate": FIRST_RATE,
-        "rollout/temperature": 1,
-        "update/computed_tokens": 0,
-    }
-    assert update.logprobs.shape == (3 * (first > 0),)
-
-
-def test_the_loss_is_the_mean_over_the_optimizer_steps(policy, make_rollout, monkeypatch):
-    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: None)  # the second minibatch meets the same policy
-    # Two groups of one length and the same advantages: each alone has the loss of both together, on average.
-    rollouts = [make_rollout([5, 6], [7 + n, 8], group=n // 2) for n in range(4)]
-    scores = sampled_with(policy, rollouts, [[0.0, 0.0]] * 4)
-    expected = sum(sign * float(logprobs.sum()) for sign, (logprobs, _) in zip((-1, 1, -1, 1), scores, strict=True)) / 8
-    for minibatches in (1, 2):
-        config = settings("reinforce_no_baseline", minibatches_per_pass=minibatches, **PLAIN)
-        update, _, _ = updated(policy, rollouts, config, advantages=[1.0, -1.0, 1.0, -1.0])
-        assert update.metrics["policy/optimizer_steps"] == minibatches
-        assert update.metrics["policy/loss"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_ratios_and_what_is_clipped_are_those_of_the_policy_that_has_moved(policy, rollouts):

@@ -13,8 +13,6 @@ from transformers import (
     Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
 )
@@ -42,8 +40,8 @@ from tests.vllm_models import CHANGES, TABLE, TOLERANCE, compare_apart
 
 REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 
-FEW = ("olmo2", "qwen3_moe", "mixtral", "gemma2", "phi", "gpt2", "granitemoehybrid")
-"""transformers' own class, experts, renamed experts, a cap, a head with a bias, columns for rows, recurrent layers."""
+FEW = ("mixtral", "phi", "gpt2", "granitemoehybrid")
+"""Renamed experts, a head with a bias, columns for rows, recurrent layers."""
 
 
 @pytest.mark.slow
@@ -88,32 +86,6 @@ def test_batch_invariance_is_set_before_the_first_product_on_a_card(monkeypatch)
     assert takes_vllm(EngineConfig(engine="vllm"), "cuda") and not os.environ["CUBLASLT_WORKSPACE_SIZE"]
     assert takes_vllm(EngineConfig(engine="vllm", batch_invariant=True), "cuda")
     assert BATCH_INVARIANT.items() <= os.environ.items()
-
-
-def test_a_convolution_that_is_packed_in_place_is_compared_as_it_was_loaded():
-    layer = nn.Module()
-    layer.weight = nn.Parameter(torch.arange(6.0).reshape(2, 1, 3))
-    loaded = {"mixer.conv1d.weight": layer.weight.detach().clone()}
-    engine = nn.Module()
-    engine.mixer = nn.Module()
-    engine.mixer.conv1d = layer
-    layer._cpu_unpacked_conv_weight = layer.weight.detach().view(2, 3).clone()
-    layer.weight.data = layer.weight.data.flip(2)  # stands for the packed order
-    held = find_engine_tensors(engine, loaded)
-    assert [tensor.name for tensor in held] == list(loaded)
-    assert mismatched_tensors(held, loaded, torch.float32, 0)[0] == []
-    layer._cpu_unpacked_conv_weight[1, 2] += 1
-    assert mismatched_tensors(held, loaded, torch.float32, 0)[0] == list(loaded)
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.skipif(REASON is not None, reason=REASON or "")
-def test_what_vllm_cannot_run_is_refused_in_one_line():
-    found = compare_apart("bamba")
-    assert found.outcome == "refused"
-    assert "cannot sample for BambaForCausalLM on this cpu: ValueError: Layer 0" in found.reason
-    assert found.reason.endswith("use --engine torch") and "\n" not in found.reason
 
 
 def test_each_architecture_is_right_or_refused_in_one_line():
@@ -167,15 +139,6 @@ def test_the_engine_is_sent_what_a_checkpoint_holds(tmp_path):
         assert sent.keys() == set(file.keys())
         assert all(torch.equal(sent[name], file.get_tensor(name)) for name in sent)
     assert not any(name in sent for name in model.state_dict() if "experts" in name)  # of another form in memory
-
-
-def test_buffers_of_a_checkpoint_are_sent_too():
-    sizes = {"hidden_size": 16, "intermediate_size": 8, "moe_intermediate_size": 8, "num_attention_heads": 2}
-    shape = {"num_hidden_layers": 2, "num_key_value_heads": 1, "n_routed_experts": 2, "first_k_dense_replace": 1}
-    config = Glm4MoeConfig(vocab_size=11, num_experts_per_tok=1, n_group=1, topk_group=1, **sizes, **shape)
-    sent = Checkpoint(Glm4MoeForCausalLM(config)).tensors()
-    assert "model.layers.1.mlp.gate.e_score_correction_bias" in sent
-    assert not any("inv_freq" in name for name in sent)  # computed, in no checkpoint
 
 
 def test_of_a_multimodal_model_the_text_part_is_sent_as_a_model_of_text():
@@ -238,13 +201,6 @@ def test_rows_in_another_order_are_the_probes_to_judge_and_other_values_are_not(
     assert mismatched_tensors(held, weights, torch.float32, 0)[0] == ["q_proj.weight"]
 
 
-def test_a_tied_head_is_read_where_the_embedding_is():
-    embedding = torch.randn(5, 4)
-    model = nn.ModuleDict({"model": nn.ModuleDict({"embed_tokens": nn.Embedding(5, 4, _weight=embedding.clone())})})
-    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
-    assert unread(find_engine_tensors(model, weights), weights) == []
-
-
 OUTLIER, APART, NAN = [4.0] + [0.05] * 31, [0.3] * 32, [math.nan] * 32
 
 
@@ -252,7 +208,6 @@ OUTLIER, APART, NAN = [4.0] + [0.05] * 31, [0.3] * 32, [math.nan] * 32
     ("dtype", "gaps", "wrong", "complete", "first", "expected"),
     [
         (torch.bfloat16, OUTLIER, [], False, False, None),  # a mean of 0.17: rounding moves some tokens by nats
-        (torch.bfloat16, OUTLIER, [], False, True, None),
         (torch.bfloat16, OUTLIER, ["a"], True, False, SyncError),
         (torch.bfloat16, APART, [], True, False, "warning"),
         (torch.bfloat16, APART, [], False, False, SyncError),  # what was not read may be wrong
@@ -303,7 +258,6 @@ def test_whatever_vllm_raises_is_one_line_with_its_reason(policy):
             return [{"msg": "Value error, no such dtype\nmore"}]
 
     for error, reason in (
-        (KeyError("w13"), "KeyError: 'w13'"),
         (Invalid("1 validation error\n..."), "Value error, no such dtype"),
         (RuntimeError("first\nsecond"), "RuntimeError: first"),
         (AssertionError(), "AssertionError: raise error"),  # says nothing: the line that raised it does
@@ -318,7 +272,7 @@ def test_whatever_vllm_raises_is_one_line_with_its_reason(policy):
         raise UserError("mine")
 
 
-@pytest.mark.parametrize(("window", "tokens"), [(None, PROBE_TOKENS), (100, 100 + PROBE_TOKENS), (4096, PROBE_TOKENS)])
+@pytest.mark.parametrize(("window", "tokens"), [(None, PROBE_TOKENS), (100, 100 + PROBE_TOKENS)])
 def test_the_first_probe_is_longer_than_the_window(policy, window, tokens):
     policy.model.config.sliding_window = window
     ids = spread_ids(policy)

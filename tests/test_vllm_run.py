@@ -1,4 +1,4 @@
-"""Whole runs with the real vLLM: killed and continued, crashed, hung, in two processes."""
+"""Whole runs with the real vLLM: killed and continued, hung, in two processes."""
 
 import json
 import os
@@ -16,25 +16,25 @@ ROOT = Path(__file__).parent.parent
 REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
-SETTINGS = """--run-name countdown-grpo-seed0 --engine vllm --steps 4 --save-every 1 --prompts-per-step 8 --group-size 4
-    --max-tokens 48 --base-steps 60 --no-preflight --no-eval-first --eval-every 0 --eval-examples 8 --eval-samples 1
-    --threads 1 --device cpu"""
+SETTINGS = """--run-name countdown-grpo-seed0 --engine vllm --steps 3 --save-every 1 --prompts-per-step 2 --group-size 2
+    --max-tokens 8 --base-steps 2 --entropy-coef 0.01 --no-preflight --no-eval-first --eval-every 0 --eval-examples 2
+    --eval-samples 1 --reward-workers 1 --threads 1 --device cpu"""
 FLAGS = SETTINGS.split()
-BREAK = """
+HUNG = """
 import sys, time
+from dataclasses import replace
 sys.path.insert(0, {root!r})
 from minrl.engines.vllm import VllmEngine
 usual, calls = VllmEngine.generate, []
 
-def breaking(engine, requests, sampling, **named):
+def hanging(engine, requests, sampling, **named):
     calls.append(len(requests))
     if len(calls) == 3:  # in the third step, inside the model that vLLM runs
-        def forward(*args, **kwargs):
-            {act}
-        engine.model.forward = forward
+        engine.config = replace(engine.config, engine_timeout_s=5.0)
+        engine.model.forward = lambda *args, **kwargs: time.sleep(600)
     return usual(engine, requests, sampling, **named)
 
-VllmEngine.generate = breaking
+VllmEngine.generate = hanging
 from minrl.__main__ import console
 console("train")
 """
@@ -76,28 +76,19 @@ def test_a_killed_run_continues_to_the_weights_of_one_that_never_stopped(tmp_pat
 
     assert summary(killed)["weights_sha256"] == summary(whole)["weights_sha256"]
     assert summary(killed)["eval_after"] == summary(whole)["eval_after"]
-    assert [line["step"] for line in metrics(killed)] == [1, 2, 3, 4]
-    assert sum(line["policy/optimizer_steps"] for line in metrics(killed)) >= 3  # else equal weights say nothing
+    assert [line["step"] for line in metrics(killed)] == [1, 2, 3]
+    assert sum(line["policy/optimizer_steps"] for line in metrics(killed)) >= 2  # else equal weights say nothing
     sampled = ["reward/mean", "rollout/completion_tokens_mean", "rollout/entropy", "engine/logprob_gap_max"]
     for line, other in zip(metrics(killed), metrics(whole), strict=True):
         assert [line[tag] for tag in sampled] == [other[tag] for tag in sampled]
         assert line["engine/logprob_gap_max"] <= 1e-4
 
 
-@pytest.mark.parametrize(
-    ("act", "status", "message"),
-    [
-        ("raise RuntimeError('the kernel died')", 1, "the kernel died"),
-        ("time.sleep(600)", 70, "did not answer within 60"),
-    ],
-    ids=["crashed", "hung"],
-)
-def test_an_engine_that_breaks_in_a_run_ends_it_and_names_checkpoint_and_command(tmp_path, act, status, message):
-    code = BREAK.format(root=str(ROOT), act=act)
-    process = start(sys.executable, "-c", code, *FLAGS, "--engine-timeout-s", "60", *folders(tmp_path))
+def test_a_hung_engine_ends_the_run_and_names_checkpoint_and_command(tmp_path):
+    process = start(sys.executable, "-c", HUNG.format(root=str(ROOT)), *FLAGS, *folders(tmp_path))
     _, said = process.communicate(timeout=600)
-    assert process.returncode == status, said
-    assert message in said
+    assert process.returncode == 70, said
+    assert "did not answer within 5" in said
     run, last = tmp_path / "runs/countdown-grpo-seed0", tmp_path / "checkpoints/countdown-grpo-seed0/step_000002"
     assert f"last checkpoint {last}" in said
     assert f"python -m minrl train --resume {run}" in said

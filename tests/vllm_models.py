@@ -60,37 +60,27 @@ SIZES: dict[str, Any] = {
 }
 """Usual names of a config's fields, where it has them."""
 
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
 DELTA = {
-    **{
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-    },
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
     "layer_types": ["linear_attention", "full_attention"],
 }
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
 LATENT = {
     **{"kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32},
     "head_dim": 32,
     "num_key_value_heads": 4,
 }
-GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 128}
+PROCESSOR = {"processor_class": "Qwen3VLProcessor"}
 PROCESSOR_FILES = {
     "qwen3_vl": {
-        "preprocessor_config.json": {
-            "image_processor_type": "Qwen2VLImageProcessor",
-            "processor_class": "Qwen3VLProcessor",
-        },
-        "video_preprocessor_config.json": {
-            "video_processor_type": "Qwen3VLVideoProcessor",
-            "processor_class": "Qwen3VLProcessor",
-        },
+        "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessor", **PROCESSOR},
+        "video_preprocessor_config.json": {"video_processor_type": "Qwen3VLVideoProcessor", **PROCESSOR},
     }
 }
 """What vLLM reads of those that it is given with their image encoder."""
-
-SLIDING_FULL = ["sliding_attention", "full_attention"]
 
 IMAGES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2} | {
     "image_size": 28,
@@ -107,16 +97,24 @@ TEXT = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_
 
 PLAIN = """
     llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral ministral3 mixtral gemma phi phi3 phimoe olmo olmo2 olmo3
-    olmoe flex_olmo smollm3 glm glm4 granite granite_swa granitemoe granitemoe_swa granitemoeshared starcoder2 gpt_neox
-    exaone4 exaone_moe gpt_oss nanochat hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron
-    ernie4_5 ernie4_5_moe apertus arcee helium solar_open cohere2_moe persimmon diffllama doge
+    olmoe smollm3 glm glm4 granite granitemoe granitemoeshared starcoder2 gpt_neox exaone4 gpt_oss nanochat
+    hunyuan_v1_dense hunyuan_v1_moe seed_oss stablelm nemotron ernie4_5 ernie4_5_moe apertus
 """
 """Architectures that need nothing besides."""
 
 CHANGES: dict[str, dict[str, Any]] = {
     **{name: {} for name in PLAIN.split()},
-    **{name: {"query_pre_attn_scalar": 32} for name in ("gemma2", "gemma3_text", "vaultgemma")},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "cohere": {"logit_scale": 1.0},
+    "cohere2": {"logit_scale": 1.0, "num_hidden_layers": 4},
+    **{name: {"query_pre_attn_scalar": 32} for name in ("gemma2", "gemma3_text")},
     "gemma3": {"text_config": {**TEXT, "query_pre_attn_scalar": 32}, "vision_config": IMAGES},
+    "gemma4_text": {
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 105,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "mistral3": {
         "text_config": {**TEXT, "model_type": "mistral"},
         "vision_config": {**IMAGES, "model_type": "pixtral"},
@@ -134,78 +132,19 @@ CHANGES: dict[str, dict[str, Any]] = {
             "deepstack_visual_indexes": [0],
         },
     },
-    "gemma4_text": {
-        "global_head_dim": 32,
-        "hidden_size_per_layer_input": 32,
-        "vocab_size_per_layer_input": 105,
-        "layer_types": SLIDING_FULL,
-    },
-    "gemma3n_text": {
-        "hidden_size_per_layer_input": 32,
-        "vocab_size_per_layer_input": 105,
-        "num_kv_shared_layers": 0,
-        "layer_types": SLIDING_FULL,
-        "laurel_rank": 16,
-        "activation_sparsity_pattern": [0.0, 0.0],
-        "intermediate_size": [96, 96],
-    },
-    **dict.fromkeys(("gpt2", "gpt_bigcode"), GPT2),
-    **{name: {**GPT2, "rotary_dim": 16} for name in ("gptj", "codegen")},
-    "bloom": {"n_layer": 2, "n_head": 4},
-    "mpt": {"d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "expansion_ratio": 2},
+    "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 128},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 128},
-    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8},
-    "dbrx": {
-        **{"d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
-        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
-    },
-    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
-    "cohere": {"logit_scale": 1.0},
-    "cohere2": {"logit_scale": 1.0, "num_hidden_layers": 4},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "afmoe": {"score_func": "sigmoid", "route_norm": True, "route_scale": 1.0, "n_group": 1, "topk_group": 1},
-    "cwm": {"bos_token_id": 1},
     "glm4_moe": {"head_dim": 32, "use_qk_norm": True},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), LATENT),
     "glm4_moe_lite": {**LATENT, "first_k_dense_replace": 1},
-    "deepseek_v32": {**LATENT, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 64},
-    "minimax_m2": {
-        "rotary_dim": 32,
-        "scoring_func": "sigmoid",
-        "use_routing_bias": True,
-    },  # as the published config has it
-    "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
     "llama4_text": {
         **{"intermediate_size_mlp": 96, "intermediate_size": 96, "attention_chunk_size": 128, "num_experts_per_tok": 1},
         "interleave_moe_layer_step": 2,
     },
-    "lfm2": {  # `conv_dim` and `block_`: as the published config has it
-        **{"layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128, "block_ff_dim": 96},
-        **{"block_multiple_of": 16, "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0},
-    },
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "conv_dim": 128, "num_dense_layers": 1},
-    "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 64},
     "falcon_h1": {**MAMBA, "mamba_d_head": 16, "mamba_d_ssm": 128},
-    "jamba": {
-        **{"mamba_dt_rank": 8, "mamba_d_state": 16, "attn_layer_period": 2, "attn_layer_offset": 1},
-        **{"expert_layer_period": 2, "expert_layer_offset": 1},
-    },
-    "mamba": {"state_size": 16, "time_step_rank": 8, "intermediate_size": 256},
     "mamba2": {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 1},
-    "nemotron_h": {
-        **{"mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 1},
-        "hybrid_override_pattern": "M*-",
-    },
-    "zamba2": {
-        "layers_block_type": ["linear_attention", "hybrid"],
-        "mamba_headdim": 32,
-        "n_mamba_heads": 8,
-        "hybrid_layer_ids": [1],
-        "adapter_rank": 8,
-    },
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), DELTA),
 }
 """The architectures, by model type, and what they need besides `SIZES`."""
 

@@ -24,10 +24,10 @@ API = "openai:"
 
 @dataclass(frozen=True, kw_only=True)
 class ApiConfig(Bounded):
-    """How models behind an OpenAI-compatible server are asked."""
+    """Requests to models behind an OpenAI-compatible server."""
 
     api_concurrency: Calls = 8
-    """Calls that are in flight at the same time."""
+    """Concurrent requests."""
     api_retries: Natural = 4
     """Further attempts after a busy, failing or silent server, with growing pauses."""
     api_timeout_s: Positive = 120.0
@@ -42,7 +42,7 @@ class ApiConfig(Bounded):
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class EvaluateConfig(Grouped):
-    """Say how good models are at tasks, or score completions that somebody already has.
+    """Evaluate models on tasks, or score existing completions.
 
     python -m minrl evaluate --checkpoint countdown-grpo-seed0
     python -m minrl evaluate --checkpoint Qwen/Qwen3-0.6B --task gsm8k --examples 256
@@ -60,56 +60,56 @@ class EvaluateConfig(Grouped):
     checkpoint: str = ""
     """One model: the short form of --models."""
     tasks: tuple[str, ...] = ()
-    """Built-in tasks, installed packages', or path/to/file.py:name."""
+    """Tasks: built-in ones, those of installed packages, or path/to/file.py:name."""
     task: str = ""
-    """One task: the short form of --tasks. Several with weights, as train.py takes them, have one score together too.
+    """One task: the short form of --tasks. Several with weights, as in train.py, also have one joint score.
     Neither given: the task that the run was trained on, else countdown."""
     runs_dir: str = "runs"
-    """Where runs are that are named without a folder."""
+    """Folder of runs that are given by name."""
     completions: str = ""
     """JSONL file with `completion` and the fields that the reward reads; no model is loaded."""
     output: str = ""
     """Folder of the evaluation, or NAME.json for its result alone. Empty: a folder of its own in evaluations/."""
     every_checkpoint: bool = False
-    """All whole checkpoints of a named run in place of its newest: the score over the training steps."""
+    """Evaluate all checkpoints of a run instead of its newest: the score over the training steps."""
     data_path: str = ""
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     task_data_path: str = ""
-    """Local files of single tasks, such as math:a.jsonl,code:b.jsonl."""
+    """Local files of individual tasks, such as math:a.jsonl,code:b.jsonl."""
     examples: Count = 512
-    """Held-out examples (all where the task has fewer)."""
+    """Held-out examples (all if the task has fewer)."""
     samples: Annotated[int, Bound(least=1, zero="automatic")] = 0
     """Sampled completions per example. 0: as many as it takes for 500 in all."""
     temperature: Annotated[float, Bound(above=0, zero="greedy")] = 1.0
-    """Temperature of the samples. 0: one greedy completion of each example and nothing else."""
+    """Temperature of the samples. 0: one greedy completion of each example alone."""
     greedy: bool = True
-    """A greedy completion of each example beside the samples."""
+    """Also evaluate a greedy completion of each example."""
     pass_at: tuple[int, ...] = ()
-    """The k of pass@k. Empty: 1, 2, 4, ... up to the number of samples, and that."""
+    """The values of k for pass@k. Empty: 1, 2, 4, ... and the number of samples."""
     max_tokens: Count = 192
-    """Longest completion of one turn, in tokens. A run: its own. Other models that MinRL did not make: 1024."""
+    """Longest completion of one turn, in tokens. Default: a run's own, or 1024 for models that MinRL did not make."""
     task_max_tokens: str = ""
-    """Longest completion of single tasks, such as hanoi:256,countdown:64. The others have max_tokens."""
+    """Longest completion of individual tasks, such as hanoi:256,countdown:64. The others have max_tokens."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion, in addition to the model's own end tokens."""
     seed: Seed = 0
     """Seed of the samples."""
     batch_size: Count = 256
-    """Episodes that a local model plays at a time, which are lost when the program is killed."""
+    """Episodes that a local model plays at a time; they are lost if the program is killed."""
     reward_deadline_s: Positive = 30.0
-    """Longest time that one reward may take in a worker, in seconds."""
+    """Time limit of one reward in a worker, in seconds."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
     opponent: str = ""
     """Model that plays a task's frozen roles: as --checkpoint. Empty: the evaluated model itself."""
     force: tuple[Stage, ...] = field(default=(), metadata={ALONE: STAGES[:1]})
-    """What to do again: generate (and score), or score. Nothing after it: all."""
+    """Stages to repeat: generate (and score), or score. Without a value: all."""
     dry_run: bool = False
-    """Check models, tasks, data and folder, say what there is to do, and generate nothing."""
+    """Check models, tasks, data and folder and list what would be done, without generating."""
     charts: bool = True
     """Draw the charts."""
     quiet: bool = False
-    """No progress bar and only warnings on the screen."""
+    """No progress bar; only warnings and the result on the screen."""
     api: ApiConfig = ApiConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()

@@ -410,7 +410,10 @@ class ServedSampler:
         self._in_workers = threading.Lock()
 
     def check(self, task: EvaluatedTask) -> None:
-        """Refuse a server that does not answer."""
+        """Refuse a task whose prompts begin the answer, which servers close, and a server that does not answer."""
+        prompts = [one.prompt for one in task.examples]
+        begun = any(not isinstance(one, str) and one[-1:] and one[-1]["role"] == "assistant" for one in prompts)
+        require(not begun, f"the prompts of {task.name} begin the answer, which no server continues: use a local model")
         try:
             known = self.client.served_models()
         except ChatError as error:

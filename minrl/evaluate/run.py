@@ -84,7 +84,6 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
         return 0
     result = json_text(_flat(summary) if len(summary["results"]) == 1 else summary, indent=1) + "\n"
     if config.output.endswith(".json"):
-        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
         write_text(Path(config.output), result)
     shown = list(tables(summary, narrow=True))
     if sys.stdout.isatty():

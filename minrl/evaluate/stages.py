@@ -35,7 +35,7 @@ from minrl.tasks.programs import programs
 from minrl.types import UserError, require
 from minrl.utils.cli import plain_options
 from minrl.utils.console import activity
-from minrl.utils.files import LOCK, holder, lock, read_record, write_json
+from minrl.utils.files import LOCK, holder, lock, names_in, read_record, write_json, writing
 from minrl.utils.task_names import option_keys, task_key
 from minrl.utils.text import digest_of
 
@@ -202,7 +202,7 @@ def stored_settings(folder: Path) -> Settings:
         require("evaluation" in record, f"{path} is not an evaluation's: choose another --output")
         return record["evaluation"] if (folder / COMPLETIONS).exists() else {}
     require(not folder.exists() or folder.is_dir(), f"--output {folder} is a file: name a folder, or NAME.json")
-    others = [entry.name for entry in folder.iterdir() if entry.name != LOCK] if folder.is_dir() else []
+    others = names_in(folder) if folder.is_dir() else []
     require(not others, f"{folder} holds {others[:1]} and no evaluation: choose another --output")
     return {}
 
@@ -257,7 +257,8 @@ def write_settings(folder: Path, settings: Settings, anew: bool = False) -> None
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock the folder against other programs. One in which nothing was generated is removed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     held = lock(folder / LOCK)
     if held is None:
         raise UserError(

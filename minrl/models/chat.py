@@ -7,6 +7,7 @@ completion. A template must write every message of a conversation, which is trie
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -80,6 +81,7 @@ class ChatTokenizer:
     _left_out: dict[tuple[object, ...], str | None] = field(default_factory=dict)
     _encoded: dict[str, list[int]] = field(default_factory=dict)
     _said_unclosed: bool = False
+    _said_date: bool = False
 
     @property
     def frame(self) -> Frame:
@@ -228,6 +230,7 @@ class ChatTokenizer:
                 f"the chat template leaves out what the {left_out} says in a conversation of {roles_of(messages)}: "
                 "change the task's messages, or choose another template with --chat-template"
             )
+        self._warn_of_date(messages, ask)
         if ask and messages and messages[-1].get("role") == "assistant":
             shown, begun = self._rendered(messages[:-1], ask=True), text_of(messages[-1])
             text = shown + lead_of(self.frame.lead, begun) + continued(shown, begun)
@@ -241,37 +244,61 @@ class ChatTokenizer:
         return text
 
     def left_out(self, messages: Sequence[Message], ask: bool = True) -> str | None:
-        """The role of a message that the template does not write; None if it writes all, or is meant not to. Tried once
-        for each sequence of roles.
+        """The role of a message whose text or calls of tools the template does not write; None if it writes all. Tried
+        once for each sequence of roles.
         """
         template = self.tokenizer.chat_template
         asked = (
             repr(template),
             ask,
-            *((m.get("role"), type(m.get("content")), bool(m.get("content"))) for m in messages),
+            *(
+                (m.get("role"), type(m.get("content")), bool(m.get("content")), bool(m.get("tool_calls")))
+                for m in messages
+            ),
         )
         if asked not in self._left_out:
             marks = {n: f"\u2042{n}z" for n, message in enumerate(messages) if message.get("content")}
             marked = [with_text(m, marks[n]) if n in marks else m for n, m in enumerate(messages)]
             text = self._rendered(marked, ask)
-            self._left_out[asked] = next(
-                (str(messages[n].get("role")) for n, mark in marks.items() if mark not in text), None
-            )
+            missing = [n for n, mark in marks.items() if mark not in text]
+            missing += [
+                n for n, m in enumerate(marked) if m.get("tool_calls") and self._ignores_calls(marked, n, text, ask)
+            ]
+            self._left_out[asked] = str(messages[missing[0]].get("role")) if missing else None
         return self._left_out[asked]
 
-    def _rendered(self, messages: Sequence[Message], ask: bool) -> str:
+    def _ignores_calls(self, messages: Sequence[Message], place: int, text: str, ask: bool) -> bool:
+        """Whether the template writes the text without the calls of tools of one of the messages too."""
+        without = {name: value for name, value in messages[place].items() if name != "tool_calls"}
+        with suppress(UserError):  # which it does not take without them
+            return self._rendered([*messages[:place], without, *messages[place + 1 :]], ask) == text
+        return False
+
+    def _rendered(self, messages: Sequence[Message], ask: bool, **variables: object) -> str:
+        """The text that the template writes. Keys without a value are left out: parquet gives every message the keys of
+        all others, and templates ask whether a key is there.
+        """
+        given = [{key: v for key, v in quoted(m, self._marks).items() if v is not None} for m in messages]
+        options = {**self.chat_template_options, **variables}
         try:
-            return self.tokenizer.apply_chat_template(
-                [dict(quoted(message, self._marks)) for message in messages],
-                tokenize=False,
-                add_generation_prompt=ask,
-                **self.chat_template_options,
-            )
+            return self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=ask, **options)
         except Exception as error:  # jinja raises whatever a template leads it to
             raise UserError(
                 f"the chat template does not take a conversation of {roles_of(messages)}: {first_line(error)}; change "
                 "the task's messages, or choose another template with --chat-template"
             ) from error
+
+    def _warn_of_date(self, messages: Sequence[Message], ask: bool) -> None:
+        """Warn once of a template that writes today's date: tomorrow it writes another prompt."""
+        if self._said_date or "strftime_now" not in str(self.tokenizer.chat_template):
+            return
+        self._said_date = True
+        if QUESTION in self._rendered(messages, ask, strftime_now=lambda _: QUESTION):
+            logger.warning(
+                "the chat template writes today's date: a run resumed or evaluated on another day shows other prompts. "
+                """Set the date, for Llama 3.2 by --chat-template-options '{"date_string": "26 Jul 2024"}', """
+                "or choose a template without it by --chat-template"
+            )
 
     @cached_property
     def _writes_tools(self) -> bool:
@@ -405,7 +432,7 @@ class ChatTokenizer:
 def text_of(message: Message) -> str:
     """The text of a message, of which there may be several parts."""
     content = message["content"]
-    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content or ())
 
 
 def with_text(message: Message, text: str) -> Message:

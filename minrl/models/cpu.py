@@ -83,12 +83,15 @@ def resident_bytes(device: torch.device) -> int:
 
 
 def _below_the_limit(group: Path) -> int | None:
-    """Bytes up to the limit of a control group (version 2); None without a limit."""
-    limit = (group / "memory.max").read_text().strip() if (group / "memory.max").exists() else "max"
+    """Bytes up to the limit of a control group (version 2 or 1); None without a limit."""
+    maximum, used = group / "memory.max", group / "memory.current"
+    if not maximum.exists():
+        maximum, used = (group / f"memory/memory.{name}_in_bytes" for name in ("limit", "usage"))
+    limit = maximum.read_text().strip() if maximum.exists() else "max"
     if limit == "max":
         return None
-    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int(limit) - int((group / "memory.current").read_text()) + int(stat["inactive_file"])
+    stat = dict(line.split() for line in (maximum.parent / "memory.stat").read_text().splitlines())
+    return int(limit) - int(used.read_text()) + int(stat.get("total_inactive_file", stat["inactive_file"]))
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

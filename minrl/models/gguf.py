@@ -82,7 +82,8 @@ def read_gguf(path: str) -> GgufFile:
         )
     require(
         all(find_spec(name) is not None for name in ("gguf", "transformers.integrations.gguf")),
-        f"{path} needs the package gguf and transformers 5.18 or later: run `make setup EXTRA=gguf`",
+        f"{path} needs the package gguf and transformers 5.18 or later: run `make setup EXTRA=gguf`, or "
+        "`pip install gguf`",
     )
     try:
         found = _parse(path)

@@ -41,7 +41,7 @@ from minrl.models.modules import exact_routers
 from minrl.models.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized
 from minrl.models.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.types import CausalModel, UserError, require
-from minrl.utils.text import first_line
+from minrl.utils.text import LFS_POINTER, first_line
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 logging.disable_progress_bar()
@@ -277,11 +277,16 @@ def small_qwen3(
 def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     """One line for a model that cannot be loaded, with what to do."""
     reason = first_line(error)
-    if "safetensors" in reason:
+    if isinstance(error, FileNotFoundError):  # of a shard that the index names
+        reason += "; the download is incomplete: repeat it"
+    elif "safetensors" in reason:
         reason = f"it has no safetensors; what else it has is {PICKLE}"
     if "backend tokenizer" in reason:
         reason = "it has no tokenizer: put tokenizer.json there"
     if Path(path).exists():
+        files = [file for file in Path(path).glob("*.*") if file.is_file() and file.stat().st_size < 1000]
+        if pointers := [file.name for file in files if file.read_bytes().startswith(LFS_POINTER)]:
+            reason = f"{pointers[0]} is a pointer of Git LFS: fetch the file by `git lfs pull`"
         kind, found = "model folder" if Path(path).is_dir() else "GGUF file", sorted(Path(path).glob("*.gguf"))
         more = f": give the GGUF file itself, {found[0]}" if found else ""
         return f"{path} is not a {kind} that transformers can load ({reason}){more}"

@@ -235,7 +235,9 @@ def fold_in(model: CausalModel, tokenizer: Any, folder: Path, base: str) -> None
 def require_peft(what: str) -> None:
     """Raise `UserError` if peft is not installed; `what` needs it."""
     if find_spec("peft") is None:
-        raise UserError(f"{what} needs peft, which is not installed: run `make setup EXTRA=lora`")
+        raise UserError(
+            f"{what} needs peft, which is not installed: run `make setup EXTRA=lora`, or `pip install peft`"
+        )
 
 
 def fingerprint(model: CausalModel) -> str:

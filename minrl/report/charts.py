@@ -82,7 +82,6 @@ def picture(
     """The same; the end of the block writes a PNG to `path`, whole or not at all."""
     with _figure(width, height, rows, columns) as (figure, axes):
         yield figure, axes
-        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path, "wb") as file:
             figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 
@@ -152,8 +151,8 @@ PANELS = (
     ("gradient norm", "policy/grad_norm", "linear"),
     ("sampled tokens per second", "speed/tokens_per_s", "linear"),
     ("peak memory, GiB", "memory/peak_gib", "linear"),
-    ("memory, GiB", "system/memory_gb", "linear"),
-    ("memory of the GPU, GiB", "system/device_memory_gb", "linear"),
+    ("memory, GiB", "system/memory_gib", "linear"),
+    ("memory of the GPU, GiB", "system/device_memory_gib", "linear"),
     ("processor, % of the cores", "system/cpu_percent", "linear"),
 )
 """Title, tag and scale of the charts beside the held-out scores, in their order."""
@@ -222,7 +221,6 @@ def _draw_tag(groups: Sequence[Group], tag: str, scale: str, axis: str, smoothin
         values = []
         for run in group.runs:
             steps, raw = run.curve(tag)
-            raw = [value * 1e9 / 2**30 for value in raw] if tag.endswith("_gb") else raw
             values.append(dict(zip(steps, smoothed(raw, smoothing), strict=True)))
             if len(group.runs) == 1:
                 x = [run.positions(axis)[step] for step in steps]

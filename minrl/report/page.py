@@ -24,7 +24,6 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing: float = SMOOTHING) -> None:
     """Write report.html and report.md to the folder, and say where they are. `command` made them."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in {"report.md": markdown(runs, command), "report.html": page(runs, smoothing, command)}.items():
         write_text(folder / name, text)
         sys.stdout.write(f"{folder / name}\n")

@@ -70,7 +70,6 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: 
     if same_file(output, source):
         raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
     lines, counts = read_lines(source, "completions"), Counts()
-    output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(output) as file:
         for _, row, verdict in score_lines(task, lines, workers, judge):
             file.write(_written(row, verdict) + "\n")
@@ -100,7 +99,7 @@ def score_lines(
     for start in range(0, len(lines), CHUNK):
         chunk = lines[start : start + CHUNK]
         rows = list(map(_parsed, chunk))
-        asked = [(completed(row), problem) for row, problem in rows]
+        asked = [(_with_text(completed(row)), problem) for row, problem in rows]
         for line, (row, _), verdict in zip(chunk, rows, _verdicts(task, asked, workers, judge), strict=True):
             yield line, row, verdict
 
@@ -117,6 +116,16 @@ def _verdicts(task: Task, rows: Sequence[tuple[Row, str]], workers: Workers, jud
     results = iter(rewards if judge is None else _judged(judge, jobs, rewards, workers))
     for problem in problems:
         yield {"reward": None, "error": problem} if problem else _verdict(next(results))
+
+
+def _with_text(row: Row) -> Row:
+    """The row with its completion as a text where it is a list of one message of the assistant, as TRL has it."""
+    said = row.get("completion")
+    if isinstance(said, list) and len(said) == 1 and isinstance(said[0], dict):
+        more = {name for name, value in said[0].items() if value} - {"role", "content"}  # which would be dropped
+        if said[0].get("role") == "assistant" and isinstance(said[0].get("content"), str) and not more:
+            return {**row, "completion": said[0]["content"]}
+    return row
 
 
 def _parsed(line: str) -> tuple[Row, str]:

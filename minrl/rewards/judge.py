@@ -27,6 +27,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import JudgeConfig
+from minrl.models import chat
 from minrl.rewards.chat_client import ChatClient, ChatRefusal
 from minrl.rewards.reply_cache import ReplyCache
 from minrl.tasks import Task
@@ -53,9 +54,9 @@ How good is the completion as an answer to the prompt? The reference says what i
 
 {completion}"""
 
-_NUMBER = rf"({BEST}(?:\.0+)?|[0-9](?:\.[0-9]+)?)(?: ?/ ?{BEST})?\.?"
+_NUMBER = rf"({BEST}(?:\.0+)?|[0-9](?:\.[0-9]+)?)(?:(?: ?/ ?| out of ){BEST})?\.?"
 _SCORE = re.compile(rf"(?:[\w ]{{1,30}} )?score ?[:=] ?{_NUMBER}", re.IGNORECASE)
-_MARKUP = re.compile(r"[*_`#>~|\"'\[\]]|^ *[-+•] ")
+_MARKUP = re.compile(r"[*_`#>~|$()\"'\[\]]|^ *(?:[-+•]|[0-9]{1,2}[.)]) ")
 _PLACEHOLDER = re.compile(r"\{(prompt|reference|completion)\}")
 
 
@@ -241,7 +242,7 @@ def text_of(prompt: Prompt) -> str:
     """
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n\n".join(f"{message['role']}: {chat.text_of(message)}" for message in prompt)
 
 
 def reference(example: Example) -> str:

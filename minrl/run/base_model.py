@@ -31,7 +31,7 @@ from minrl.run.run import Run
 from minrl.tasks import Task, offered_words
 from minrl.tasks.mixture import mixture
 from minrl.tasks.programs import programs_outside
-from minrl.types import Example, Prompt, Rollout, UserError, require
+from minrl.types import Example, Prompt, Rollout, require
 from minrl.utils import text
 from minrl.utils.console import Screen
 from minrl.utils.files import atomic_folder, lock_in_turn
@@ -51,11 +51,13 @@ Progress = Callable[[int, str], None]
 
 def require_demonstrations(name: str, task: Task) -> None:
     """Refuse a task without demonstrations or vocabulary."""
-    if task.demonstrations is None or not task.vocabulary:
-        raise UserError(
-            f"the embedded base model cannot play {name!r}: the task offers no demonstrations and vocabulary; "
-            "name a model with --model-id (a hub name or a local folder)"
-        )
+    has = {"vocabulary": bool(task.vocabulary), "demonstrations": task.demonstrations is not None}
+    missing = " and no ".join(what for what, there in has.items() if not there)
+    require(
+        not missing,
+        f"the embedded base model cannot play {name!r}: the task offers no {missing}; name a model with --model-id (a "
+        "hub name or a local folder), or add them to the task",
+    )
 
 
 def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:

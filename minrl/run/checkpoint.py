@@ -27,7 +27,7 @@ from minrl.models.sharding import full_tensor, gathered, master_weights, named_w
 from minrl.policy import Policy
 from minrl.run.stopping import best_of, scores_of
 from minrl.types import TrainState, UserError, require
-from minrl.utils.files import atomic_folder, read_record, write_json
+from minrl.utils.files import atomic_folder, read_json, read_record, write_json
 
 STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
@@ -185,7 +185,7 @@ def name_best(folder: Path, state: TrainState) -> Path | None:
         return None
     record = {"checkpoint": step_name(best.step), "step": best.step, "pass@1": best.pass_at_1}
     record |= {"ci95": [best.low, best.high], "reward": best.reward}
-    if read_record(folder / BEST) != record:
+    if read_json(folder / BEST) != record:
         write_json(folder / BEST, record)
     return there[best.step]
 

@@ -4,7 +4,6 @@
 """
 
 import difflib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.types import UserError, require
-from minrl.utils.files import read_jsonl, read_record
+from minrl.utils.files import read_json, read_jsonl, read_record
 
 CONFIG, SUMMARY, METRICS, FINGERPRINTS = "config.json", "summary.json", "metrics.jsonl", "fingerprints.jsonl"
 EVAL_BEFORE = "eval_before.json"
@@ -46,9 +45,8 @@ class RunFolder:
         for run in (cls(Path(name)), cls(Path(runs_dir) / name)):
             if (run.path / CONFIG).exists():
                 return run.checked()
-        known = sorted(path.parent.name for path in Path(runs_dir).glob(f"*/{CONFIG}"))
-        close = difflib.get_close_matches(Path(name).name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"{runs_dir}/ has {', '.join(known[:5]) or 'none'}"
+        close, known = _close_run(Path(name).name, runs_dir), ", ".join(_names_of_runs(runs_dir)[:5])
+        hint = f"did you mean {close}?" if close else f"{runs_dir}/ has {known or 'none'}"
         raise UserError(f"no run {name}: neither it nor {Path(runs_dir) / name} holds a {CONFIG}; {hint}")
 
     @classmethod
@@ -67,7 +65,8 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         """Whether this is the folder of a run."""
-        record = read_record(self.path / CONFIG)
+        found = read_json(self.path / CONFIG)
+        record = found if isinstance(found, dict) else {}
         return isinstance(record.get("minrl_run"), str) and isinstance(record.get("config"), dict)
 
     @cached_property
@@ -101,7 +100,7 @@ class RunFolder:
         if found is None:
             raise UserError(
                 f"the checkpoints of run {self.path} are not in {recorded}: name the folder that holds "
-                f"{recorded.name} with --checkpoints-dir, or a checkpoint by its path"
+                f"{recorded.name} with --checkpoints-dir (if that is it, its {OWNER} is of another run, or damaged)"
             )
         return found
 
@@ -118,11 +117,7 @@ class RunFolder:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, without numbers that were not finite (null) and without a torn last line."""
-        try:
-            lines = read_jsonl(self.path / METRICS)
-        except json.JSONDecodeError as error:
-            found = f"{error.msg}: {error.doc[:40]!r}"
-            raise UserError(f"{self.path / METRICS} is damaged: a line is not JSON ({found})") from error
+        lines = read_jsonl(self.path / METRICS)
         for number, line in enumerate(lines, 1):
             message = f"{self.path / METRICS} is damaged: line {number} is not that of a step: {line!r:.40}"
             require(has_step(line), message)
@@ -164,7 +159,18 @@ def resolve_model(name: str, runs_dir: str | Path = "runs") -> str:
     from minrl.run.checkpoint import find_checkpoint  # which imports torch: a report does without
 
     folder = model_folder(name, runs_dir)
+    if folder is None and "/" not in name and not Path(name).exists() and (close := _close_run(name, runs_dir, 0.85)):
+        raise UserError(f"no run {name}: did you mean {close}? A model of the hub is named OWNER/NAME")
     return name if folder is None else str(find_checkpoint(folder))
+
+
+def _names_of_runs(runs_dir: str | Path) -> list[str]:
+    return sorted(path.parent.name for path in Path(runs_dir).glob(f"*/{CONFIG}"))
+
+
+def _close_run(name: str, runs_dir: str | Path, cutoff: float = 0.6) -> str:
+    """The run in `runs_dir` whose name is most like this one; empty if none is."""
+    return "".join(difflib.get_close_matches(name, _names_of_runs(runs_dir), n=1, cutoff=cutoff))
 
 
 def model_folder(name: str, runs_dir: str | Path = "runs") -> Path | None:

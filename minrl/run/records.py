@@ -23,10 +23,10 @@ from minrl.models.launch import place
 from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import discard_after
 from minrl.run.defaults import differing
-from minrl.run.folder import AT_BEST, CONFIG, OWNER, ROLLOUTS, SUMMARY, RunFolder
+from minrl.run.folder import AT_BEST, CONFIG, OWNER, SUMMARY, RunFolder
 from minrl.run.run import Run
 from minrl.tasks.programs import files_outside
-from minrl.types import Prompt, TrainState
+from minrl.types import TrainState
 from minrl.utils.cli import near, to_dict, tool, typed
 from minrl.utils.files import write_json
 from minrl.utils.settings import flag_of
@@ -44,11 +44,11 @@ PACKAGES = (
 # The beginning
 
 
-def begin(run: Run, steps: int, prompt: Prompt | None = None) -> int | None:
+def begin(run: Run, steps: int, task: Mapping[str, Any]) -> int | None:
     """Record whose folders these are, and discard what lies beyond the checkpoint from which the run resumes. Returns
     the step after which its files are cut: -1 cuts all, None nothing.
     """
-    write_config(run, prompt)
+    write_config(run, task)
     write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
     if not run.stored:
         return None
@@ -65,8 +65,8 @@ def begin(run: Run, steps: int, prompt: Prompt | None = None) -> int | None:
     return run.step if run.checkpoint else -1
 
 
-def write_config(run: Run, prompt: Prompt | None = None) -> None:
-    """Write config.json with a `prompt` of the trained task. On a resume, warn of changes since the start."""
+def write_config(run: Run, task: Mapping[str, Any] | None = None) -> None:
+    """Write config.json with what a chat needs of the trained `task`. On a resume, warn of changes since the start."""
     now = provenance(_outside_files(run))
     record: dict[str, Any] = {
         "minrl_run": run.name,
@@ -77,7 +77,7 @@ def write_config(run: Run, prompt: Prompt | None = None) -> None:
         "not_default": differing(run.settings, run.options),
         "config": to_dict(run.settings, run.options),
         "models": run.models,
-        **({} if prompt is None else {"prompt": prompt}),
+        **(task or {}),
     }
     if run.stored:
         steps = run.stored.get("config", {}).get("steps")
@@ -261,11 +261,11 @@ def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "
     folder = shlex.quote(folder)
     yield f"curves: {shlex.quote(tool('tensorboard'))} --logdir {shlex.quote(near(run.folder.parent))}"
     yield f"report: {typed('report')} {folder}"
-    if (run.folder / ROLLOUTS).exists():  # not with --rollouts-every 0
+    if RunFolder(run.folder).rollouts:
         yield f"rollouts: {typed('rollouts')} {folder}"
-    if run.config.rollout.task:
+    if run.config.rollout.task and not run.in_program:  # the command line does not know a task of a program
         yield f"evaluate: {typed('evaluate')} {shlex.join(['--checkpoint', model, '--task', run.config.rollout.task])}"
     yield f"chat: {typed('serve')} {shlex.quote(model)} --chat"
     name, value = next((name, value) for name in run.program.extends if (value := getattr(run.settings, name)))
     further = f"{flag_of(ended_by)} 0" if ended_by else f"--{name} {2 * value:.12g}"
-    yield f"continue: {run.resume_command} {further}"
+    yield f"continue: {run.resume_command}{', with' if run.in_program else ''} {further}"

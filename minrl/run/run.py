@@ -25,7 +25,7 @@ from minrl.run.folder import CONFIG, RunFolder, model_folder
 from minrl.tasks import OWNERS, flag_identifier
 from minrl.types import UserError, require
 from minrl.utils.cli import from_dict, near, to_dict, typed
-from minrl.utils.files import LOCK, holder, lock, refusal
+from minrl.utils.files import LOCK, holder, lock, names_in, refusal
 from minrl.utils.settings import flag_of
 
 AUTO = "auto"
@@ -98,10 +98,15 @@ class Run:
         return any(had.get(name) != getattr(self.settings, name) for name in self.program.extends)
 
     @property
+    def in_program(self) -> str:
+        """The name of a task that only the program that called `train` has; empty where all have names."""
+        return min(OWNERS.keys() & self.config.rollout.weights.keys(), default="")
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes the run, or what to call where its task is one of the program that calls `train`."""
-        if names := OWNERS.keys() & self.config.rollout.weights.keys():
-            return f"train(TrainerConfig(resume={near(self.folder)!r}, task={min(names)})) in the program of this task"
+        if name := self.in_program:
+            return f"train(TrainerConfig(resume={near(self.folder)!r}, task={name})) in the program of this task"
         return f"{self.program.typed} --resume {shlex.quote(near(self.folder))}"
 
 
@@ -278,10 +283,8 @@ def _claim(folder: Path, locks: ExitStack) -> bool:
 
 
 def _is_used(folder: Path) -> bool:
-    """Whether there is a file of this name, or a folder with more than a lock in it."""
-    if not folder.is_dir():
-        return folder.exists()
-    return bool({*os.listdir(folder)} - {LOCK})
+    """Whether there is a file of this name, or a folder in which something was written."""
+    return bool(names_in(folder)) if folder.is_dir() else folder.exists()
 
 
 def _release(made: Sequence[Path]) -> None:

@@ -32,11 +32,11 @@ class RewardConfig(Bounded):
     """The task and how its rewards are computed."""
 
     task: str = "countdown"
-    """A task's name, or path/to/file.py:name. Empty, where one may do without: none."""
+    """A task's name, or path/to/file.py:name. Empty: none, if the command works without one."""
     data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     reward_deadline_s: Positive = 30.0
-    """Longest time that one reward may take in a worker, in seconds; beyond it, twice, the task's worst is paid."""
+    """Time limit of one reward in a worker, in seconds. After two timeouts the reward is the task's lowest."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
 
@@ -104,28 +104,28 @@ class SftConfig(FineTuningConfig):
     data: str = field(default="", metadata=PATH)
     """File of rows (JSONL, a JSON list, CSV) with a prompt (text or chat messages) and a response (text)."""
     prompt_column: str = "prompt"
-    """Where a row has its prompt. Rows with `messages` that end with the assistant's need neither column."""
+    """Column of the prompt. Rows with `messages` that end with the assistant's need neither column."""
     response_column: str = "response"
-    """Where a row has its response."""
+    """Column of the response."""
     prompt_format: Literal["auto", "chat", "text"] = "auto"
-    """How a row's prompt that is a text is shown. chat: as a user's message, through the chat template. text: as it is.
-    auto: as the task's own prompts are; without a task, chat where the tokenizer has a template."""
+    """How a text prompt is formatted. chat: as a user's message, through the chat template. text: as it is.
+    auto: like the task's own prompts; without a task, chat if the tokenizer has a template."""
     max_examples: Natural = 0
-    """Distinct rows to train on, chosen by the seed; more include those that fewer have. 0: all."""
+    """Number of distinct rows to train on, chosen by the seed; a larger number adds rows to them. 0: all."""
     max_row_tokens: Natural = 0
-    """Rows of more tokens, prompt and response together, are left out and counted. 0: what the model takes."""
+    """Rows of more tokens, prompt and response together, are left out and counted. 0: the model's context length."""
     held_out_share: ShareBelowOne = 0.05
-    """Share of the file's prompts that are not trained on and whose loss is measured. 0: none."""
+    """Share of the file's prompts that are held out to measure their loss. 0: none."""
     eval_data: str = field(default="", metadata=PATH)
-    """File of rows whose loss is measured, in place of a share of the file."""
+    """File of rows whose loss is measured, instead of a share of --data."""
     steps: Natural = 0
     """Optimizer steps. 0: as many as the epochs take."""
     epochs: Epochs = 3.0
-    """How often each row is trained on, where `steps` is 0; the last batch is as short as that takes."""
+    """Passes over the rows if `steps` is 0; the last batch may be smaller."""
     batch_size: Count = 32
-    """Rows of each optimizer step, over all processes. Not given: by the size of a --model-id."""
+    """Rows of each optimizer step, over all processes. Default with --model-id: by its size."""
     max_tokens: int = 192
-    """Longest completion in the evaluation of the task, in tokens. Not given: by the size of a --model-id."""
+    """Longest completion in the evaluation of the task, in tokens. Default with --model-id: by its size."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion in the evaluation, in addition to the model's own end tokens."""
     seed: int = 0
@@ -150,7 +150,7 @@ class SftConfig(FineTuningConfig):
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class ExpertIterationConfig(FineTuningConfig):
-    """Sample, keep the correct, fine-tune; again.
+    """Repeat: sample, keep the correct completions, fine-tune on them.
 
     python -m minrl expert-iteration --task countdown --rounds 5
     python -m minrl expert-iteration --task gsm8k --model-id Qwen/Qwen3-0.6B
@@ -165,24 +165,24 @@ class ExpertIterationConfig(FineTuningConfig):
     )
 
     rounds: Count = 5
-    """How often is sampled, filtered and fine-tuned."""
+    """Rounds of sampling, filtering and fine-tuning."""
     examples_per_round: Count = 480
-    """Training examples of each round, over all processes (all where the task has fewer). Not given: by the size of a
-    --model-id."""
+    """Training examples of each round, over all processes (all if the task has fewer). Default with --model-id: by
+    its size."""
     sample_batch_size: Count = 48
-    """Examples that are sampled at a time, over all processes: memory and speed only."""
+    """Examples sampled at a time, over all processes. Only memory and speed depend on it."""
     samples_per_example: Count = 8
-    """Completions sampled for each example. Not given: by the size of a --model-id."""
+    """Completions sampled for each example. Default with --model-id: by its size."""
     max_per_example: Annotated[int, Bound(least=1, zero="all")] = 4
-    """Most correct completions of an example, all different, that are trained on in a round. 0: all."""
+    """Largest number of different correct completions of an example in a round. 0: all."""
     restart_each_round: bool = False
     """Fine-tune the model that the run started from in every round, not the policy of the round before."""
     epochs_per_round: Epochs = 1.0
-    """How often each kept completion is trained on in its round; the last batch is as short as that takes."""
+    """Passes over the kept completions of a round; the last batch may be smaller."""
     batch_size: Count = 32
-    """Completions of each optimizer step, over all processes. Not given: by the size of a --model-id."""
+    """Completions of each optimizer step, over all processes. Default with --model-id: by its size."""
     max_tokens: int = 192
-    """Longest completion of one turn, in tokens. Not given: by the size of a --model-id."""
+    """Longest completion of one turn, in tokens. Default with --model-id: by its size."""
     temperature: float = 1.0
     """Sampling temperature. The loss is that of temperature 1."""
     stop_strings: tuple[str, ...] = ()

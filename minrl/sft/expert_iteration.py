@@ -162,7 +162,6 @@ def write_samples(
     """Write the round's completions as rows that `minrl sft` and `minrl filter` read. The fields that the reward
     reads stand under `example`, where none replaces another.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     by_id, trained_on = {example.id: example for example in examples}, {id(one) for one in kept}
     rows = (
         {

@@ -38,7 +38,6 @@ class Counts:
 def filter_file(task: Task, source: Path, output: Path, min_reward: float | None, workers: Workers) -> Counts:
     """Write the rows whose reward is at its maximum, or at least `min_reward`."""
     counts = Counts()
-    output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(output) as file:
         lines = read_lines(source, "rows")
         for line, row, scored in score_lines(task, lines, workers, completed=_with_completion):

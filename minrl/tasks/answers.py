@@ -11,8 +11,8 @@ _NUMERALS = (
 )
 _PARTS = r"(?:thir|four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]{3,5}teen|[a-z]{3,5}tie|hundred|thousand)"
 CHANGES = re.compile(
-    rf"\b(?:{_NUMERALS}|tens|lakhs?|hundreds?|thousands?|[a-z]*illi(?:on|ard)(?:s|en)?|dozens?|pairs?|couples?|scores?|gross"
-    rf"|grand|k|bn|mil|pi|fold|half|halves|{_PARTS}(?:ds|ths)|{_PARTS}(?:d|th)(?!\s+[a-z])|(?:squar|cub|halv|doubl|tripl)ed"
+    rf"\b(?:{_NUMERALS}|tens|lakhs?|crores?|hundreds?|thousands?|[a-z]*illi(?:on|ard)(?:s|en|ths?)?|dozens?|pairs?|couples?|scores?"
+    rf"|gross|grand|k|bn|mil|pi|fold|half|halves|{_PARTS}(?:ds|ths)|{_PARTS}(?:d|th)(?!\s+[a-z])|(?:squar|cub|halv|doubl|tripl)ed"
     r"|factorial|negative|reciprocal|inverse|or|plus|minus|divided|multiplied|modulo|mod|not|never|wrong|false|incorrect"
     r"|times (?!an?\b|per|each|every)|at (?:the )?(?:very )?(?:most|least)|and (?:up|over|under|above|below|more|less)"
     r"|(?-i:[MB]))\b|[π万亿百十]",

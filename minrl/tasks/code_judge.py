@@ -196,6 +196,7 @@ def serve() -> None:
     channel = Channel(3)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which the interpreter lacks without its `site`
     program = type(sys)("program")
+    program.__file__ = os.path.abspath("program.py")
     sys.modules["program"] = program
     with open("program.py", "rb") as file:
         source = file.read()

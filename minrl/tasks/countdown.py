@@ -86,12 +86,12 @@ def reward(completion: str, example: Example) -> Reward:
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
     """The exact value of an arithmetic expression and the numbers in it; None for anything else.
 
-    Only +, -, *, / between non-negative integers count, also in LaTeX and with signs that look alike. The syntax tree
-    is walked; nothing is executed.
+    Only integers with +, -, *, / between and - before them count, also in LaTeX and with signs that look alike. The
+    syntax tree is walked; nothing is executed.
 
     >>> evaluate_expression("7 + 5 - 3")
     (Fraction(9, 1), [7, 5, 3])
-    >>> evaluate_expression("9 ** 9") is None and evaluate_expression("-3") is None
+    >>> evaluate_expression("9 ** 9") is None and evaluate_expression("+3") is None
     True
     """
     return None if len(text) > MAX_ANSWER_CHARACTERS else evaluate_plain(_arithmetic(text))
@@ -131,6 +131,8 @@ def _walk(node: ast.expr, used: list[int]) -> Fraction:
             return Fraction(value)
         case ast.BinOp(left, sign, right) if type(sign) in OPERATORS:
             return OPERATORS[type(sign)](_walk(left, used), _walk(right, used))
+        case ast.UnaryOp(ast.USub(), number):  # reaches no target that a minus between two numbers does not
+            return -_walk(number, used)
     raise ValueError(f"not arithmetic: {ast.dump(node)[:80]}")
 
 

@@ -4,8 +4,8 @@
 
 `RECIPES` has the prompt and the pay of each project that trained on them. Right is, in all of them, an expression with
 each number once, of + - * / and parentheses, within 1e-5 of the target. It is computed in exact fractions from its
-syntax tree, where the projects call `eval`. So a minus in front of a number, a decimal point and `**` are paid nothing
-here, and the form is paid only around an expression of numbers that were given.
+syntax tree, where the projects call `eval`. So a decimal point and `**` are paid nothing here, and the form is paid
+only around an expression of numbers that were given.
 
 The split goes by the numbers, as in `countdown`: theirs go by rows, and all targets of one set of numbers are on one
 side here.

@@ -42,7 +42,7 @@ Data = str | Path | Iterable[Row] | Callable[..., Iterable[Row]]
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+|[\w-]+)(/(?P<configuration>[\w.-]+))?")
 
-TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
+TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs", "images")
 """Columns that change a conversation in other trainers, and that no chat template is given here."""
 
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {

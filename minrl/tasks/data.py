@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from minrl.tasks.checked import HALF, encodable, require_example
 from minrl.tasks.task import Dataset, DeferredDataset, identity_of, in_order_of_identity, split
 from minrl.types import Example, Mistake, UserError, require
-from minrl.utils.text import first_line, printable, stable_text
+from minrl.utils.text import LFS_POINTER, first_line, printable, stable_text
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -334,6 +334,7 @@ def read_each(path: Path) -> Rows:
             data, path = gzip.decompress(data), path.with_suffix("") if path.suffix == ".gz" else path
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    require(not data.startswith(LFS_POINTER), f"{path} is a pointer of Git LFS: fetch the file by `git lfs pull`")
     if data[:4] == b"PAR1":
         return _parquet_rows(path, data)
     text = _text(path, data.removeprefix(codecs.BOM_UTF8))  # spreadsheets and Windows begin UTF-8 with a mark

@@ -106,7 +106,7 @@ def gold_number(given: object) -> Fraction:
 def marked_answers(completion: str, question: str = "") -> list[tuple[Fraction, str]]:
     """The numbers that follow `####` or stand in a box, with their text. A heading such as `#### Step 1` is none."""
     texts = [text.partition(r"\boxed")[0].strip() for text in _MARKED.findall(completion)]
-    texts += [re.sub(r"^[A-Za-z]{1,2}\s*=", "", text) for text in boxed(completion)]
+    texts = [re.sub(r"^[A-Za-z]{1,2}\s*=", "", text) for text in (*texts, *boxed(completion))]
     return [(value, text) for text in dict.fromkeys(texts) if (value := number(text, question)) is not None]
 
 

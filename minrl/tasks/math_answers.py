@@ -45,7 +45,7 @@ _REWRITES = [
         (rf"{_TEXT}\{{([^{{}}]*)\}}", r"\\text{\1}"),
         (r"\\text\{ *(-?[0-9][0-9.,:/]*|\([A-Z]\)|[A-Z]) *\}", r"\1"),
         (r"^\(([A-J])\)(?:[:\\ ](?!.*\([A-J]\)).*|$)", r"\1"),
-        (rf"(?i)^\s*(?:[-=]*>|=|{_LABEL}(?= )|\\text\{{ *{_LABEL} *\}}|[a-z] *\\in(?![a-z]))", ""),
+        (rf"(?i)^\s*(?:[-=]+>|=|{_LABEL}(?= )|\\text\{{ *{_LABEL} *\}}|[a-z] *\\in(?![a-z]))", ""),
         (r"(?<=[0-9])(?:,\\! ?|\{,\}|\\,|\\!)(?=[0-9]{3}(?![0-9]))", ""),
         (r"(?<!\\)\\[,;:!> ]|~|\\q?quad(?![a-z])|\s+", " "),
         (r"\*\*", "^"),
@@ -57,6 +57,7 @@ _REWRITES = [
         (r"\^ *(-?[0-9]{2,}|-[0-9])", r"^{\1}"),
         (r"\^ *\{? *(?:\\circ|\\degree) *\}?|\\degree(?![a-z])|\\text\{ *degrees?\}", r"^\\circ "),
         (r"(?:\\text)?\{? *\bbase *\}? *([0-9]+)\}?$|_ *\{? *(?:\\text\{)? *([0-9]+) *\}*$", r"_\1\2"),
+        (r"^\(([0-9A-F]+)\)(?=_)", r"\1"),
         *(
             (rf"(?<=[0-9}}]) *(?:\\text\{{ *{word} *\}}|{word}\b)", rf" \\cdot 10^{{{tens}}}")
             for word, tens in (("thousand", 3), ("million", 6), ("billion", 9))
@@ -90,6 +91,7 @@ _READ = {"thousand", "million", "billion", "pi", "π", "k"}
 _BASE = re.compile(r"([0-9A-F]+)_\{?([0-9]+)\}?")
 _NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+|\\text\{[^{}]*\})(?:_\{?\w+\}?)?(?:\([^()]*\))?")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])")
+_RELATION = re.compile(r"[<>]|\\(?:[lg]eq?|[lg]t)(?![a-z])")
 
 
 def same_text(gold: str, answer: str) -> bool:
@@ -140,6 +142,7 @@ def hedges(gold: str, answer: str, known: str = "", written: str = "") -> bool:
     tail = " ".join(re.findall(r"[0-9})]\W*\\(?:text|math|mbox)\w*\{([^{}]*)\}", written)) + f" {behind}"
     said = {found[0].casefold() for found in (*_HEDGE.finditer(written), *CHANGES.finditer(tail))} - _READ
     known = known.casefold() + (" percent %" if "percent" in known or "%" in known else "")
+    known += " or" if _is_list(gold) else ""
     if any(not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", known) for word in said):
         return True
     beside = " ".join(re.findall(r"[0-9}] *\\text\{([^{}]*)\}", answer))
@@ -161,6 +164,8 @@ def _agree(gold: str, answer: str) -> bool:
     exact, given = number(gold), number(answer)
     if exact and given:
         return _same_number(exact, given) or (is_percent and exact[0] == 100 * given[0])
+    if _is_list(gold) and _RELATION.search(answer) and not _RELATION.search(gold):  # math-verify reads -2<x<1 as 1, -2
+        return False
     kinds = _brackets(gold), _brackets(answer)
     return gold == answer or (not (all(kinds) and kinds[0] != kinds[1]) and _verified(gold, answer))
 
@@ -169,9 +174,14 @@ def _brackets(text: str) -> str:
     """The brackets of a list, `{}` for a set, `pmatrix` for a matrix; empty for anything else."""
     if found := re.fullmatch(r"\\\{.*\\\}|\\begin\{(pmatrix)\}.*", text, re.DOTALL):
         return found[1] or "{}"
-    inside = depths(text[1:-1])
-    is_list = any(sign in ",;" and not depth for sign, depth in zip(text[1:-1], inside, strict=True))
-    return text[0] + text[-1] if text[:1] in "([" and text[-1:] in ")]" and is_list and min(inside) >= 0 else ""
+    inside = text[1:-1]
+    is_whole = text[:1] in "([" and text[-1:] in ")]" and _is_list(inside) and min(depths(inside)) >= 0
+    return text[0] + text[-1] if is_whole else ""
+
+
+def _is_list(text: str) -> bool:
+    """Whether a comma or semicolon stands outside of all brackets."""
+    return any(sign in ",;" and not depth for sign, depth in zip(text, depths(text), strict=True))
 
 
 def depths(text: str) -> list[int]:

@@ -4,8 +4,9 @@ The verdict is what libtest prints for each hidden test, checked against cargo's
 drawn anew for each solution, and each must have exactly one verdict. A solution shares a process with its tests, so a
 passed test may prove nothing. Two checks do not ask why:
 
-- Twins: some tests are run a second time with another expected value. A solution that passes most of them, such as one
-  whose type is equal to everything or is filled in by the expected value, is refused.
+- Twins: some tests are run a second time with another expected value. A solution that passes more than a quarter of
+  these, such as one whose type is equal to everything or is filled in by the expected value, is refused. Of the
+  references of 84 exercises none passes more than one.
 - Passed tests count beyond those that constants pass: see `constant_passes`.
 """
 
@@ -149,7 +150,7 @@ class Cargo:
         ran, passed = self._run(files, " ".join(targets))
         if passed is None:
             return {"build_limit": float(self._took_too_much(ran))}
-        if 2 * len(passed & twins) > len(twins):
+        if 4 * len(passed & twins) > len(twins):
             return {"refused": 1.0, "refused_forged": 1.0}
         good, free = passed & asked.keys(), constant_passes(asked.values(), functions)
         beyond = (len(good) - free) / (len(asked) - free) if free < len(asked) else good == asked.keys()
@@ -260,9 +261,9 @@ def draw(
     """Draw names for the tests of a file, and tests that get a twin, which in a solution's own tests is each that calls
     one of the functions. The tests by their names, the names of twins by the same, and the source that holds both.
 
-    libtest runs tests by name: names keep the order, so that a solution that crashes loses the same tests each time.
+    libtest runs tests by name, and a test can read its own: a name says neither which test it is nor whether of a twin.
     """
-    tests = {f"t{number:04}_{secrets.token_hex(8)}": test for number, test in enumerate(find_tests(parse(source)))}
+    tests = {_name(): test for test in find_tests(parse(source))}
     changes: dict[str, Edit] = {}
     for name, test in tests.items():
         calls = of_solution and not functions.isdisjoint(tokens(test.body))
@@ -270,16 +271,21 @@ def draw(
         if change and not test.wants_panic and calls == of_solution:
             changes[name] = change
     chosen = random.SystemRandom().sample(list(changes), len(changes) if of_solution else min(MOST_TWINS, len(changes)))
+    twins = {name: _name() for name in chosen}
     edits = [(*test.name_at, name) for name, test in tests.items()]
     for name in chosen:
         node = tests[name].node
-        changed = [(*tests[name].name_at, f"u{name}"), changes[name]]
+        changed = [(*tests[name].name_at, twins[name]), changes[name]]
         twin = replace(
             text(node), [(start - node.start_byte, end - node.start_byte, new) for start, end, new in changed]
         )
         edits.append((node.end_byte, node.end_byte, f"\n#[test]\n{twin}"))
     allowed = "" if of_solution else "#![allow(arithmetic_overflow, overflowing_literals, unconditional_panic)]\n"
-    return tests, {name: f"u{name}" for name in chosen}, allowed + replace(source, edits)
+    return tests, twins, allowed + replace(source, edits)
+
+
+def _name() -> str:
+    return f"t{secrets.token_hex(8)}"
 
 
 def replace(source: str, edits: Iterable[Edit]) -> str:

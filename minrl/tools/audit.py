@@ -1,10 +1,10 @@
 """Attack a task's reward before anyone trains on it.
 
 The reward is given texts that earn nothing by construction, in the workers that a run has, and right answers. A text is
-paid unduly if it gets more than half of the way from what nonsense gets to what a right answer gets, or to the maximum
-where none is known. A family has a fault if that happens for more than a quarter of its examples: a single one may have
-an answer that nobody thought of. A failure of the reward is a fault wherever it happens, and every right answer must be
-paid in full.
+paid unduly if it gets more than half of the way from what nonsense (or a wrong answer) gets to what a right answer
+gets, or to the maximum where none is known. A family has a fault if that happens for more than a quarter of its
+examples: a single one may have an answer that nobody thought of. A failure of the reward is a fault wherever it
+happens, and every right answer must be paid in full.
 """
 
 import copy
@@ -120,7 +120,6 @@ def main(command: Command[AuditConfig]) -> int:
         f"right answers: {answers.source or 'none'}\n"
     )
     if config.output:
-        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
         rows = [{**asdict(one), "given": one.given[:2000]} for one in findings]
         made = {"task": config.reward.task, "data_path": config.reward.data_path, "seed": config.seed}
         write_json(Path(config.output), {**made, "answers": answers.source, "faults": faults, "findings": rows})
@@ -360,7 +359,9 @@ class Judge:
         return self._nothing(attack) < paid.value == max(self._paid[attack.number, ""])
 
     def _nothing(self, attack: Attack) -> float:
-        return min(self._paid[attack.number, "nonsense"], default=0.0)
+        """What nonsense is paid, or a wrong answer if that is less and no penalty."""
+        wrong = max(0.0, min(self._paid[attack.number, "other"], default=math.inf))
+        return min(*(self._paid[attack.number, "nonsense"] or [0.0]), wrong)
 
     def finding(self, name: str) -> Finding:
         """The finding of a family."""

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
@@ -24,14 +24,17 @@ import yaml
 
 from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
 from minrl.report.page import write_report
-from minrl.report.runs import REPORTS, read_ends, read_run
-from minrl.run.defaults import part, with_defaults
+from minrl.report.runs import REPORTS, read_run
+from minrl.run.defaults import UNKNOWN, num_weights, part, with_defaults
 from minrl.run.folder import RunFolder
+from minrl.tasks import load_task
 from minrl.types import UserError, require
 from minrl.utils.cli import Command, parse, read_config_file, to_dict
+from minrl.utils.files import writing
 from minrl.utils.processor import own_cores
 from minrl.utils.settings import Bounded, Count
 from minrl.utils.signals import answered, die_with_parent, exit_status
+from minrl.utils.task_names import task_key
 
 TRAINER = (sys.executable, "-m", "minrl", "train")
 Place = tuple[Sequence[int], str]
@@ -104,9 +107,11 @@ def read_plan(path: Path) -> list[Planned]:
         cells = [
             dict(zip(names, values, strict=True)) for values in itertools.product(*[lists[name] for name in names])
         ]
-        planned = [_planned(sweep_name(path), {**settings, **own}, names) for own in cells]
+        # Of a path the last part is in a name, or all of it where two have the same last part.
+        whole = {name for name, own in lists.items() if len({Path(str(one)).name for one in own}) < len(own)}
+        planned = [_planned(sweep_name(path), {**settings, **own}, names, whole) for own in cells]
         for name, count in Counter(run.name for run in planned).items():
-            require(count == 1, f"two runs would be {name}: list each value once; of a path the last part is the name")
+            require(count == 1, f"two runs would be {name}: list each value once")
         return planned
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -117,7 +122,7 @@ def sweep_name(path: Path) -> str:
     return re.sub(r"[^\w.+-]+", "-", path.stem, flags=re.ASCII).strip("-.")
 
 
-def _planned(sweep: str, given: Mapping[str, Any], varied: Sequence[str]) -> Planned:
+def _planned(sweep: str, given: Mapping[str, Any], varied: Sequence[str], whole: Collection[str]) -> Planned:
     """The run with these settings, named by those that vary: an edited grid makes new runs for what it adds."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(yaml.safe_dump(dict(given)))
@@ -125,7 +130,8 @@ def _planned(sweep: str, given: Mapping[str, Any], varied: Sequence[str]) -> Pla
         command = with_defaults(parse(TrainerConfig, ["--config", file.name]))
     values = to_dict(command.config, command.options)
     values |= {f"{task}.{name}": value for task, own in values.pop("tasks").items() for name, value in own.items()}
-    parts = [part(name, values[name]) for name in varied if name != "seed"]
+    shown = {name: str(values[name]).replace("/", "-") if name in whole else values[name] for name in varied}
+    parts = [part(name, value) for name, value in shown.items() if name != "seed"]
     name = "-".join([sweep, *parts, f"seed{command.config.seed}"])
     return Planned(name, given, command.config.with_settings(run_name=name), command.options)
 
@@ -140,14 +146,17 @@ def main(command: Command[SweepConfig]) -> int:
         return 0
     places = places_for(config.at_once, on_cpu=all(run.settings.model.device == "cpu" for run in planned))
     folder = planned[0].folder.parent / REPORTS / sweep_name(path)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
     todo = [run for run in planned if run.state != "complete"]
+    for run in todo:
+        require_sources(run)
     _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
     failed, stopped_by = train_all(todo, places, folder / "logs")
     if stopped_by:
         _say("stopped: the same command resumes")
         return exit_status(stopped_by)
-    measured = [run.folder for run in planned if run.state != "new" and read_ends(run.folder).lines]
+    measured = [run.folder for run in planned if run.state != "new" and RunFolder(run.folder).metrics]
     if measured:
         write_report([read_run(one) for one in measured], folder, f"python -m minrl sweep {shlex.quote(str(path))}")
     if failed:
@@ -156,6 +165,18 @@ def main(command: Command[SweepConfig]) -> int:
             f"{why}\n{len(failed)} of {len(planned)} runs failed: fix the cause, and the same command tries them again"
         )
     return int(bool(failed))
+
+
+def require_sources(run: Planned) -> None:
+    """Refuse a run whose model cannot be read, or a task of which has no rows."""
+    config = run.settings
+    model, runs_dir = config.model.model_id, config.logging.runs_dir
+    require(not model or num_weights(model, runs_dir) != UNKNOWN, f"{run.name}: the model {model} cannot be read")
+    for name in config.task_names:
+        try:
+            load_task(name, run.options, config.data_of(task_key(name))).dataset.sizes()
+        except UserError as error:
+            raise UserError(f"{run.name}: {error}") from error
 
 
 def places_for(count: int, on_cpu: bool) -> list[Place]:

@@ -49,7 +49,7 @@ from minrl.types import Rollout, UserError, require
 from minrl.update import Update
 from minrl.utils.cli import near
 from minrl.utils.console import FILE_ONLY, RESULT, STEP
-from minrl.utils.files import read_json, read_record, write_json, writing
+from minrl.utils.files import read_record, write_json, writing
 from minrl.utils.signals import exit_status
 from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import task_key
@@ -314,8 +314,11 @@ class Session:
         step, config = self.state.step, self.parts.config
         logged: list[dict[str, Any]] = []
         if self.main:
-            prompt = self.parts.task.dataset.held_out[0].prompt if config.rollout.task else None
-            cut_after = begin(self.run, config.steps, prompt)
+            shown: dict[str, Any] = {}
+            if config.rollout.task:
+                shown["prompt"] = self.parts.task.dataset.held_out[0].prompt
+                shown["task_stop_strings"] = [*self.parts.task.stop_strings]
+            cut_after = begin(self.run, config.steps, shown)
             self._files = RunFiles(self.run.folder, cut_after)
             earlier = RunFolder(self.run.folder).metrics
             logged = [line for line in earlier if line["step"] == cut_after]
@@ -382,7 +385,7 @@ class Session:
         self.state.seconds = self._seconds
         digest = weights_sha256(self.parts.policy)  # by all processes: it may be sharded
         if self.main:
-            before, best = read_json(self.run.folder / EVAL_BEFORE) or {}, read_record(self.run.checkpoints / BEST)
+            before, best = read_record(self.run.folder / EVAL_BEFORE), read_record(self.run.checkpoints / BEST)
             final = self._saved or Path(self.run.models[START]["path"])  # --stop-at was reached before the first step
             facts = {"best": best, "ended_by": self._ended_by}
             facts = {**{name: value for name, value in facts.items() if value}, **(more or {})}

@@ -87,9 +87,9 @@ class Usage:
         now, (cpu_s, memory) = time.perf_counter(), cpu_and_memory()
         share = max(0.0, cpu_s - self._cpu_s) / max(1e-9, now - self._at) / cpu_cores()
         self._at, self._cpu_s = now, cpu_s
-        values = {"memory/peak_gib": peak_memory() / 2**30, "system/memory_gb": memory / 1e9}
+        values = {"memory/peak_gib": peak_memory() / 2**30, "system/memory_gib": memory / 2**30}
         if torch.cuda.is_available():
-            values["system/device_memory_gb"] = device_memory() / 1e9
+            values["system/device_memory_gib"] = device_memory() / 2**30
         return {**values, "system/cpu_percent": 100 * share}
 
 

@@ -74,13 +74,17 @@ class RunFiles:
         write_csv(self.folder / "metrics.csv", list(dict.fromkeys(tag for line in lines for tag in line)), lines)
 
     def _cut(self, step: int) -> None:
-        """Remove what is of later steps, and lines that a power failure damaged."""
+        """Remove what is of later steps, and lines that a power failure damaged. Report steps without a line."""
 
         def damaged(line: object) -> None:
             logger.warning(f"a damaged line is removed: {str(line)[:40]!r}")
 
         for name in (METRICS, FINGERPRINTS):
             cut_jsonl(self.folder / name, lambda line: has_step(line) and line["step"] <= step, damaged)
+        written = {line["step"] for line in RunFolder(self.folder).metrics}
+        missing = sorted({*range(1, step)} - written) if written else []  # the last may wait for its evaluation
+        if missing:
+            logger.warning(f"{self.folder / METRICS} has no line of step {', '.join(map(str, missing[:5]))}")
         for path in (*(self.folder / "rollouts").glob("*"), *(self.folder / "samples").glob("*")):
             number = NUMBERED.fullmatch(path.name)
             if number and int(number[1]) > step:

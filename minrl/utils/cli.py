@@ -171,7 +171,8 @@ def _build(
     for name, one in settings_of(cls).items():
         value, rows = values.get(name), one.metadata.get(ROWS, ())
         known = not (rows and value) or value in rows or ".py:" in str(value)
-        require(known, f"no {name} {value!r}: choose one of {', '.join(rows)}{meant(value, rows)}")
+        file = "; a file of yours is named with its row, path/to/file.py:row" if str(value).endswith(".py") else ""
+        require(known, f"no {name} {value!r}: choose one of {', '.join(rows)}{file or meant(value, rows)}")
     config: Any = cls(**without_options(values))
     own = getattr(config, "settings", {}).get("task") or ""
     named = dict.fromkeys([*tasks, *getattr(config, "task_names", weights_of(own))])

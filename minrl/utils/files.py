@@ -9,6 +9,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,11 @@ from typing import IO, Any
 from minrl.types import UserError, require
 from minrl.utils.text import json_text
 
+PACKAGE = Path(__file__).parents[1]
 LOCK = ".lock"
 """The file in a locked folder."""
+TEMPORARY = ".tmp"
+"""Ends the name of what is not whole yet."""
 
 
 @contextmanager
@@ -83,10 +87,12 @@ def private_folder(path: Path) -> Path:
 
 @contextmanager
 def atomic_write(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file to write. It replaces the path once all of it is on disk."""
+    """A file to write, in a folder that is made for it. It replaces the path once all of it is on disk."""
     require(not path.is_dir(), f"cannot write {path}: it is a folder; name a file")
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + TEMPORARY)
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with writing(path):
             with temporary.open(mode, **text) as file:
@@ -116,6 +122,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     except BaseException:  # such as a full disk or a second Ctrl-C: half a folder is useless and takes room
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, without its lock and without a file that a kill left half written."""
+    return [name for name in os.listdir(folder) if name != LOCK and not name.endswith(TEMPORARY)]
 
 
 def fsync(path: Path) -> None:
@@ -161,18 +172,19 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The object of a JSON file; empty if it is missing or something else."""
-    value = read_json(path)
-    return value if isinstance(value, dict) else {}
+    """The object of a JSON file; empty if it is missing. Raises `UserError` if it holds something else."""
+    value = read_json(path) if path.exists() else {}
+    require(isinstance(value, dict), f"{path} is damaged: it is no JSON object; put it back, or remove it")
+    return value
 
 
 def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> list[Any]:
     """The values of a JSONL file, None for NaN and infinities; [] if the file is missing.
 
     A torn last line is left out. `damaged` is called with each other line that is not JSON, as a power failure may
-    leave it; without `damaged` such a line raises `json.JSONDecodeError`.
+    leave it; without `damaged` such a line raises `UserError`.
     """
-    return [value for _, value in _whole_lines(_content(path), damaged)]
+    return [value for _, value in _whole_lines(path, _content(path), damaged)]
 
 
 def cut_jsonl(path: Path, keeps: Callable[[Any], bool], damaged: Callable[[str], object] | None = None) -> list[Any]:
@@ -180,7 +192,7 @@ def cut_jsonl(path: Path, keeps: Callable[[Any], bool], damaged: Callable[[str],
     damaged is cut too, as in `read_jsonl`. The file is written only where something is cut.
     """
     before = _content(path)
-    kept = [(line, value) for line, value in _whole_lines(before, damaged) if keeps(value)]
+    kept = [(line, value) for line, value in _whole_lines(path, before, damaged) if keeps(value)]
     if sum(len(line) for line, _ in kept) < len(before):
         with atomic_write(path, "wb") as file:
             file.writelines(line for line, _ in kept)
@@ -191,13 +203,14 @@ def _content(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def _whole_lines(content: bytes, damaged: Callable[[str], object] | None) -> Iterator[tuple[bytes, Any]]:
+def _whole_lines(path: Path, content: bytes, damaged: Callable[[str], object] | None) -> Iterator[tuple[bytes, Any]]:
     for line in content.split(b"\n")[:-1]:
         try:
             value = read_line(line)
         except json.JSONDecodeError as error:
             if damaged is None:
-                raise
+                found = f"{error.msg}: {error.doc[:40]!r}"
+                raise UserError(f"{path} is damaged: a line is not JSON ({found})") from error
             damaged(error.doc)
             continue
         yield line + b"\n", value
@@ -296,9 +309,12 @@ def same_file(one: Path, other: Path) -> bool:
 
 @contextmanager
 def importing(what: str) -> Iterator[None]:
-    """Whatever a user's module raises while it is imported inside, as a `UserError` in one line."""
+    """Whatever a user's module raises while it is imported inside, as a `UserError` in one line with the place."""
     try:
         yield
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}") from error
+        lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename[0] != "<"]
+        lines = [one for one in lines if not Path(one.filename).is_relative_to(PACKAGE)]
+        place = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}{place}") from error

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that was cloned without Git LFS."""
+
 ORDINARY = (
     "[abipuBIPTKVN]|br|hr|h[1-6]|[uod]l|d[dt]|li|em|t[dhr]|div|pre|sub|sup|img|table|thead|tbody|head|body|html|span|code"
     "|strong|[iu](?:8|16|32|64|128)|f(?:32|64)|[ui]size|int|str|bool|char|float|double|long|[sS]tring|auto|void|object|any"

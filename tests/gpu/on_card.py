@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -37,14 +36,6 @@ def used_gib() -> float:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**30
-
-
-def seconds(work) -> float:
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return round(time.perf_counter() - started, 3)
 
 
 def improve(policy: Policy, size: float) -> None:
@@ -77,13 +68,13 @@ def caught(work) -> str:
 
 def engine_on(policy: Policy, sleep: str) -> dict[str, object]:
     config = EngineConfig(engine="vllm", engine_sleep=sleep, engine_memory_frac=0.4)
-    made: list[VllmEngine] = []
-    start_s = seconds(lambda: made.append(VllmEngine(config, policy, 64)))
-    (engine,) = made
-    found: dict[str, object] = {"start_s": start_s, "gap_before": mean_gap(engine, policy), "awake_gib": used_gib()}
-    found |= {"sleep_s": seconds(engine.sleep), "asleep_gib": used_gib()}
+    engine = VllmEngine(config, policy, 64)
+    found: dict[str, object] = {"gap_before": mean_gap(engine, policy), "awake_gib": used_gib()}
+    engine.sleep()
+    found["asleep_gib"] = used_gib()
     improve(policy, 1e-3)
-    found |= {"wake_s": seconds(engine.wake), "sync_s": seconds(lambda: engine.sync(policy))}
+    engine.wake()
+    engine.sync(policy)
     found |= {"gap_after": mean_gap(engine, policy), "again_gib": used_gib(), **engine.take_facts()}
     load, engine._load = engine._load, lambda weights: None  # type: ignore[method-assign]
     improve(policy, 1e-6)
@@ -110,12 +101,11 @@ def server_on(policy: Policy, folder: str) -> dict[str, object]:
     with Path(folder, "server.log").open("w") as log:
         server = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
     try:
-        made: list[ServerEngine] = []
-        found: dict[str, object] = {"start_s": seconds(lambda: made.append(ServerEngine(config, policy)))}
-        (engine,) = made
-        found["gap_before"] = mean_gap(engine, policy)
+        engine = ServerEngine(config, policy)
+        found: dict[str, object] = {"gap_before": mean_gap(engine, policy)}
         improve(policy, 1e-3)
-        found |= {"sync_s": seconds(lambda: engine.sync(policy)), "gap_after": mean_gap(engine, policy)}
+        engine.sync(policy)
+        found["gap_after"] = mean_gap(engine, policy)
         engine.close()
         return found | engine.take_facts()
     finally:

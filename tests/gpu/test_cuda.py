@@ -2,11 +2,10 @@
 
     python -m pytest tests/gpu -m gpu
 
-Each engine has a process of its own (on_card.py). At the end there is a table of what was measured.
+Each engine has a process of its own (on_card.py); benchmarks/gpu.py measures.
 """
 
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -21,37 +20,12 @@ ROOT = Path(__file__).parent.parent.parent
 REASON = refusal("cuda", installed_build()) if torch.cuda.is_available() else "needs a CUDA card"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
-COLUMNS = {
-    "start_s": "start s",
-    "gap_after": "sync gap (mean, nats)",
-    "sync_s": "sync s",
-    "sleep_s": "sleep s",
-    "wake_s": "wake s",
-    "step_s": "step s",
-    "awake_gib": "awake GiB",
-    "asleep_gib": "asleep GiB",
-}
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, tiny=False)
     return folder
-
-
-@pytest.fixture(scope="module")
-def table(request):
-    """What each engine measured, by its name; printed when all have."""
-    rows = {}
-    yield rows
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"\n\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
-        print("| engine | " + " | ".join(COLUMNS.values()) + " |")
-        print("| --- " * (1 + len(COLUMNS)) + "|")
-        for name, row in rows.items():
-            cells = (format(row[column], ".3g") if column in row else "" for column in COLUMNS)
-            print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 def on_card(model, *words):
@@ -62,8 +36,8 @@ def on_card(model, *words):
 
 
 @pytest.mark.parametrize("sleep", ["kv", "all", "off"])
-def test_an_update_reaches_the_engine_through_sleep_and_a_broken_sync_is_caught(model, table, sleep):
-    found = table[f"vllm, sleep {sleep}"] = on_card(model, sleep)
+def test_an_update_reaches_the_engine_through_sleep_and_a_broken_sync_is_caught(model, sleep):
+    found = on_card(model, sleep)
     assert found["gap_before"] < 0.05 and found["gap_after"] < 0.05
     assert sleep == "off" or found["asleep_gib"] < found["awake_gib"] - 1
     assert found["again_gib"] <= found["awake_gib"] + 0.5
@@ -71,19 +45,13 @@ def test_an_update_reaches_the_engine_through_sleep_and_a_broken_sync_is_caught(
     assert "tensors differ" in found["stale"] and "2 of " in found["swapped"]
 
 
-def test_a_server_gets_the_weights_of_an_update(model, table, tmp_path):
-    found = table["vllm-server"] = on_card(model, "server", tmp_path)
+def test_a_server_gets_the_weights_of_an_update(model, tmp_path):
+    found = on_card(model, "server", tmp_path)
     assert found["gap_before"] < 0.05 and found["gap_after"] < 0.05
 
 
-def test_five_steps_of_the_whole_loop(model, table):
+def test_five_steps_of_the_whole_loop(model):
     steps = on_card(model, "loop")
-    table["the loop, sleep kv"] = {
-        "step_s": statistics.median(step["time/step_s"] for step in steps[2:]),
-        "gap_after": statistics.median(step["engine/logprob_gap_mean"] for step in steps),
-        "awake_gib": max(step["memory/rollout_gib"] for step in steps),
-        "asleep_gib": max(step["memory/update_gib"] for step in steps),
-    }
     assert len(steps) == 5
     for step in steps:
         assert step["engine/logprob_gap_mean"] < 0.05 and step["engine/ess"] > 0.9

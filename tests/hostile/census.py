@@ -14,7 +14,6 @@ from minrl.sandbox import calls
 from minrl.sandbox.process import FIRST_UID, SLOTS
 
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
-SYSV = ("shm", "sem", "msg")
 
 
 def slots_folder() -> str:
@@ -56,7 +55,7 @@ def held(number: int, folder: str) -> bool:
 
 
 def left_over(folder: str) -> list[str]:
-    """Processes, files and segments of sandbox users whose slot nobody holds, and what lies in such slots.
+    """Processes and files of sandbox users whose slot nobody holds, and what lies in such slots.
 
     Of root's sandboxes alone: another user's programs have that user's uid. Each is looked at again after its slot is
     seen to be free, since a call may have ended in between.
@@ -68,7 +67,7 @@ def _still(what: str, uid: int) -> bool:
     kind, _, name = what.partition(" ")
     if kind == "process":
         return status_of(name.split()[0], "Uid") == uid
-    return kind == "segment" or os.path.lexists(name)
+    return os.path.lexists(name)
 
 
 def _theirs(folder: str) -> Iterator[tuple[int, str]]:
@@ -83,11 +82,6 @@ def _theirs(folder: str) -> Iterator[tuple[int, str]]:
                         yield uid, f"file {entry.path}"
     with suppress(FileNotFoundError):
         yield from ((FIRST_UID + int(name), f"file {folder}/{name}") for name in os.listdir(folder) if name.isdigit())
-    for kind in SYSV:
-        with suppress(OSError):
-            for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]:
-                for uid in {int(word) for word in line.split() if word.isdigit() and _is_theirs(int(word))}:
-                    yield uid, f"segment {kind} {line.split()[1]}"
 
 
 def _is_theirs(uid: int) -> bool:

@@ -36,12 +36,6 @@ def example_of(case: Case) -> Example:
     return _read(json.dumps(dict(case.row)))
 
 
-def line_of(case: Case) -> str:
-    """The case as a line of evaluate.py's --completions."""
-    fields = {name: value for name, value in example_of(case).fields.items() if name not in ("completion", "reward")}
-    return json.dumps({**fields, "completion": case.completion})
-
-
 def play(cases: Sequence[Case], run: Callable[[Sequence[Job]], Sequence[Any]]) -> list[Any]:
     """The reward of each case or why it has none."""
     results: dict[int, Any] = {}

@@ -1,6 +1,5 @@
 """Every case of `cases.py` earns what it may, and what it attacks holds: graders, the programs' judge, the machine."""
 
-import contextlib
 import io
 import os
 import random
@@ -9,11 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import types
 from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
@@ -37,30 +34,36 @@ from tests.hostile.cases import (
     WHAT_NO_SOURCE_TELLS,
     humaneval,
 )
+from tests.hostile.census import descendants, left_over, slots_folder
 from tests.hostile.machine import attack, machine_cases, problem_of
-from tests.hostile.playing import play, task_of, wrong
+from tests.hostile.playing import at_level, play, task_of, wrong
 
+MATHS_COST = ("math", "cost")
 TEXT_TASKS = sorted({case.task for case in CASES} - {"code", "code_game", "rust"})
-MOST_S = 300.0
-"""Seconds of one completion on a machine that is busy: each grader has limits of its own."""
+QUICK, PLAYED, ALL = 6, 10, 10**9
+"""How many attacks are tried, the same ones each time: texts of a task in the quick set, programs by real workers."""
 
 
 def run_here(jobs):
     """Run jobs in this process."""
-    results = []
-    for job in jobs:
-        started = time.monotonic()
-        results.append(call(job))
-        assert time.monotonic() - started < MOST_S, job
-    return results
+    return [call(job) for job in jobs]
 
 
+def sampled(cases, number):
+    """Every honest case and so many of the others."""
+    attacks = [case for case in cases if case.family != "honest"]
+    honest = [case for case in cases if case.family == "honest"]
+    return honest + random.Random(0).sample(attacks, min(number, len(attacks)))
+
+
+@pytest.mark.parametrize("number", [QUICK, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("task", TEXT_TASKS)
-def test_no_text_is_paid_for_what_it_is_not_and_every_right_answer_is(task, monkeypatch):
-    monkeypatch.setattr(reasoning_gym, "GRADING_S", 0.5)
-    cases = [case for case in CASES if case.task == task and (task, case.family) != ("math", "cost")]
+def test_no_text_is_paid_for_what_it_is_not_and_every_right_answer_is(task, number, monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "GRADING_S", 0.3)
+    cases = [case for case in CASES if case.task == task and (task, case.family) != MATHS_COST]
     if task == "math":  # a timeout, which is slow, would be paid nothing
         cases = [replace(case, options={**case.options, "timeout_s": 60.0}) for case in cases if case.family != "seed"]
+    cases = sampled(cases, number)
     assert wrong(cases, play(cases, run_here)) == []
 
 
@@ -79,9 +82,6 @@ def test_what_costs_much_is_scored_within_bounds():
     assert peak_mib < 400 + MEMORY_MIB  # more than a worker with math-verify and sympy holds
 
 
-MATHS_COST = ("math", "cost")
-
-
 def printed(program):
     """What a program of the game prints; empty if it is refused or fails."""
     out = io.StringIO()
@@ -91,17 +91,15 @@ def printed(program):
     return out.getvalue().strip()
 
 
-@pytest.mark.parametrize("program", WHAT_NO_SOURCE_TELLS.values(), ids=WHAT_NO_SOURCE_TELLS)
-def test_an_integer_that_does_not_follow_from_the_source_is_not_printed(program):
-    assert printed(program) == ""
+def test_an_integer_that_does_not_follow_from_the_source_is_not_printed():
+    assert {name: shown for name, program in WHAT_NO_SOURCE_TELLS.items() if (shown := printed(program))} == {}
 
 
-@pytest.mark.parametrize("program", PLAIN)
-def test_plain_programs_print_what_python_prints(program):
-    assert printed(program) == PLAIN[program]
-    with redirect_stdout(io.StringIO()) as out:
-        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
-    assert out.getvalue().strip() == PLAIN[program]
+def test_plain_programs_print_what_python_prints():
+    for program in PLAIN:
+        with redirect_stdout(io.StringIO()) as out:
+            exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
+        assert out.getvalue().strip() == PLAIN[program] == printed(program)
 
 
 def share_in_a_thread(program, row):
@@ -138,9 +136,7 @@ def test_programs_are_paid_by_what_they_return_in_every_shape_of_test(case):
 def test_what_does_not_break_off_keeps_its_share():
     share = lambda program, test: share_in_a_thread(f"def half(x): return {program}", humaneval(test))  # noqa: E731
     three = "assert half(2) == 1\nassert half(4) == 2\nassert half(6) == 3"
-    assert share("min(x / 2, 2)", three) == share("x / 2 if x < 6 else 1 // 0", three) == pytest.approx(2 / 3)
-    abandoned = "def cases():\n    assert half(2) == 1\n    yield 1\nassert next(cases()) == half(2)"
-    assert share("x / 2", abandoned) == 1
+    assert share("x / 2 if x < 6 else 1 // 0", three) == pytest.approx(2 / 3)
     twice = "def one(x):\n    assert half(x) == x / 2\none(0)\nassert half(2) == 1\none(4)"
     assert share("min(x / 2, 1)", twice) == 1 / 2  # an assert that fails once has failed, another one has not
     assert share("[]", "for x in half(1):\n    assert x\nassert half(2) == []") == 1 / 2  # it never ran
@@ -151,21 +147,15 @@ def test_a_row_whose_asserts_may_hide_a_failure_is_refused(test):
     assert "hide that the program failed" in code.unscorable(code.tests_of(humaneval(test))[0])
 
 
-FAST = {
-    *("for, exits after 1", "for, takes all the memory after 3", "the reference", "spins", "an answer nested deeply"),
-    *("prints a fake verdict", "sends a fake verdict", "answers before it is asked", "closes the channel"),
-    *("redefines exceptions", "replaces its own harness", "looks for the tests everywhere", "forks without end"),
-}
-"""Some of each kind. The others are tried in the slow set, as each takes two sandboxes of its own."""
+FAST = {"for, exits", "the reference", "sends a fake verdict", "closes the channel", "looks for the tests everywhere"}
+"""Some of each kind. Others are tried in the slow set, as each takes two sandboxes of its own."""
 PROGRAMS = [case for case in CASES if case.task in ("code", "code_game") and case.name not in IN_A_THREAD]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(one, id=one.name, marks=() if one.name in FAST else pytest.mark.slow) for one in PROGRAMS],
-)
-def test_hostile_programs_are_paid_nothing_and_honest_ones_in_full(case):
-    assert wrong([case], play([case], run_here)) == []
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_hostile_programs_are_paid_nothing_and_honest_ones_in_full(fast):
+    cases = [case for case in PROGRAMS if (case.name in FAST) == fast]
+    assert len(cases) >= len(FAST) and wrong(cases, play(cases, run_here)) == []
 
 
 def test_a_completion_that_breaks_its_grader_is_paid_the_worst_that_its_task_pays():
@@ -179,31 +169,42 @@ def test_a_completion_that_breaks_its_grader_is_paid_the_worst_that_its_task_pay
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [one for one in CASES if one.task == "rust"], ids=lambda one: f"{one.family}: {one.name}"
-)
-def test_hostile_rust_is_scored_and_earns_no_more_than_a_stub(case):
+def test_hostile_rust_is_scored_and_earns_no_more_than_a_stub():
     pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
     try:
         task_of("rust").notes()
     except UserError as refused:
         pytest.skip(str(refused))
-    assert wrong([case], results := play([case], run_here)) == []
-    assert sum(name.startswith("refused_") for name in results[0].parts) <= 1
+    cases = [case for case in CASES if case.task == "rust"]
+    assert wrong(cases, play(cases, run_here)) == []
 
 
 LIMITS = Limits(wall_s=120.0, cpu_s=20.0, memory_mib=256, file_mib=16, processes=24)
 """The clock is far: a look may take half a second of processor time, which a busy machine gives in half a minute."""
 ROOT = os.geteuid() == 0
-MOST_MIB = 600
-"""What the machine may lose to an attack: the call's limit of 256 MiB, and what is held before a look finds it."""
 
 
-@pytest.fixture(params=list(LEVELS), scope="module")
+@pytest.fixture(params=["strongest", *(pytest.param(name, marks=pytest.mark.slow) for name in LEVELS)], scope="module")
 def level(request):
-    if reason := sandbox._unavailable(request.param):
-        pytest.skip(f"this machine does not give {request.param}: {reason}")
-    return request.param
+    """The strongest level of this machine; in the slow set each other one."""
+    strongest = next((name for name in LEVELS if not sandbox._unavailable(name)), None)
+    name = strongest if request.param == "strongest" else request.param
+    if name is None or (name == strongest) != (request.param == "strongest") or sandbox._unavailable(name):
+        pytest.skip(f"{request.param} is the strongest level or none of this machine")
+    return name
+
+
+@pytest.mark.slow
+def test_real_workers_pay_what_programs_deserve_and_nothing_of_them_stays(level):
+    cases, folder = sampled(PROGRAMS, PLAYED), slots_folder()
+    files, below = set(left_over(folder)), set(descendants(os.getpid()))
+    workers = Workers(2, 120.0)
+    try:
+        paid = play(cases, lambda jobs: workers.run([at_level(job, level) for job in jobs]))
+    finally:
+        workers.close()
+    assert wrong(cases, paid) == []
+    assert set(left_over(folder)) <= files and set(descendants(os.getpid())) <= below
 
 
 @pytest.fixture
@@ -220,40 +221,13 @@ def open_folder(tmp_path):
     return folder
 
 
-def available_mib():
-    """Memory that the machine could give to a program."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) // 1024
-
-
-@contextlib.contextmanager
-def least_available():
-    """The least memory that the machine had meanwhile, as the last item of the list."""
-    least, ended = [available_mib()], threading.Event()
-
-    def look():
-        while not ended.wait(0.02):
-            least.append(min(least[-1], available_mib()))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield least
-    finally:
-        ended.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("case", machine_cases("namespaces"), ids=lambda case: case.name)
 def test_the_machine_is_held(level, case, open_folder):
     if case not in machine_cases(level):
         pytest.skip("what the level `limits` says that it does not hold here")
-    before = available_mib()
-    with least_available() as least:
-        outcome = attack(level, case.completion, open_folder, LIMITS)
+    outcome = attack(level, case.completion, open_folder, LIMITS)
     assert problem_of(case, outcome) == ""
     assert outcome.seconds < LIMITS.wall_s + 10.0, "its time is looked at too late"
-    assert before - least[-1] < MOST_MIB, "memory that no limit counts"
     assert [path.name for path in open_folder.iterdir()] == ["file"]
     assert (open_folder / "file").read_text() == "ours"
 

@@ -46,9 +46,8 @@ MARKS = re.findall(
 )
 WORDS = (
     *MARKS,
-    *("impl ", "use a as b; ", "$a ", "\n```", "~~~\n", "```rust\n", "```python\n", "<a ", " ", "\t", "\n", " \n"),
-    *("\r", "a ", "and ", "\u200e", "\u0301", "\u200d", "\x1b", "\ud800", "#[test] fn t() {}\n"),
-    *("Here's my thought process:", "Here's my response:"),
+    *("impl ", "use a as b; ", "$a ", "\n```", "```rust\n", "```python\n", "<a ", " ", "\n", "\r", "a ", "and "),
+    *("\u0301", "\u200d", "\x1b", "\ud800", "#[test] fn t() {}\n", "Here's my thought process:", "Here's my response:"),
 )
 SHORT, TIMES = 500, 8
 """The length of the shorter text, and how often it is in the longer one."""
@@ -68,7 +67,7 @@ def grows(reader, word):
     return all(seconds(reader, long) > 3 * TIMES * seconds(reader, short) + 0.03 for _ in range(3))
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", [*list(READERS)[:-1], pytest.param("rust", marks=pytest.mark.slow)])
 def test_time_is_in_proportion_to_the_length(name):
     assert [word for word in WORDS if grows(READERS[name], word)] == []
 

@@ -39,6 +39,7 @@ from minrl.utils.cli import Command
 from minrl.utils.console import Screen
 from minrl.utils.files import read_record, refusal
 from minrl.utils.signals import exit_status
+from minrl.utils.task_names import limits_by_task
 from minrl.utils.text import printable
 
 HOST = "127.0.0.1"
@@ -75,7 +76,11 @@ def as_trained(command: Command[ServeConfig], run: TrainedRun) -> ServeConfig:
     """The config with the settings that the run was trained with, where the command sets nothing else."""
     hints = {"max_tokens": int, "stop_strings": tuple[str, ...], "chat_template_options": str}
     usual = command.config.settings
-    return command.over({name: run.setting(name, hint, usual[name]) for name, hint in hints.items()}).config
+    trained = {name: run.setting(name, hint, usual[name]) for name, hint in hints.items()}
+    trained["stop_strings"] += tuple(run.record.get("task_stop_strings", ()))  # the task's own
+    for key, limit in limits_by_task(run.setting("task_max_tokens", str, "")).items():
+        trained |= {"max_tokens": limit} if [key] == [*run.task_names] else {}
+    return command.over(trained).config
 
 
 def vllm_command(path: str, name: str) -> str:
@@ -167,7 +172,8 @@ async def _written(form: Answer, events: AsyncIterator[Event]) -> AsyncIterator[
 
 def chat(sampler: Sampler, config: ServeConfig, example: Prompt | None = None) -> int:
     """A line of standard input is a message, and its answer appears as it is sampled. Where the prompts of the model's
-    task are texts, such as the `example`, a line is the whole prompt. Ctrl-C stops an answer.
+    task are texts, such as the `example`, a line is the whole prompt; where they begin with a system message, so does
+    the chat. Ctrl-C stops an answer.
     """
     plain, terminal = isinstance(example, str), sys.stdin.isatty() and sys.stdout.isatty()
     require(not (plain and config.system), "--system is for chats: the prompts of this run's task are plain texts")
@@ -179,6 +185,8 @@ def chat(sampler: Sampler, config: ServeConfig, example: Prompt | None = None) -
         shown = f"a prompt of its task is {printable(example)!r:.80}; " if isinstance(example, str) else ""
         sys.stderr.write(f"{shown}/reset forgets the conversation, Ctrl-D ends it, Ctrl-C stops an answer\n")
     begun: list[Message] = [{"role": "system", "content": config.system}] if config.system else []
+    if not begun and isinstance(example, list):
+        begun = [message for message in example[:1] if message.get("role") == "system"]
     messages, seed = list(begun), config.seed
     with suppress(EOFError):
         while True:

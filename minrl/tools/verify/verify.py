@@ -59,12 +59,12 @@ def main(command: Command[VerifyConfig]) -> int:
     require(run.program == TRAIN.command, f"{run.path} is no run of minrl train")
     step = config.step or max(run.fingerprints, default=0)
     checkpoint = _checkpoint_before(run, step)
-    other = changes(run.record, provenance(map(Path, run.record.get("files", {}))))
-    sys.stderr.writelines(f"not as in the run: {change}\n" for change in other)
     sys.stderr.write(f"repeating steps {step_of(checkpoint) + 1} to {step} from {checkpoint}\n")
     with tempfile.TemporaryDirectory(prefix="minrl-verify-", dir=config.scratch or None) as place:
         copy, kept = _repeat(run, checkpoint, step, Path(place))
+        other = changes(run.record, provenance(map(Path, run.record.get("files", {}))))  # with the run's threads
         verdicts = list(_compare(run, copy, kept, range(step_of(checkpoint) + 1, step + 1)))
+    sys.stderr.writelines(f"not as in the run: {change}\n" for change in other)
     texts = {True: "the same", False: "DIFFERS", None: "not recorded"}
     for one in verdicts:
         sys.stdout.write(f"step {one.step}: {', '.join(f'{part} {texts[same]}' for part, same in one.same.items())}\n")
