@@ -143,3 +143,11 @@ def test_a_wrong_flag_is_answered_before_torch_is_imported():
     assert (finished.returncode, finished.stdout) == (2, "")
     assert said.startswith("error: unknown flag --sed: did you mean --seed?")
     assert "minrl.utils.cli" in imports and not re.search(r"\| +torch$", imports, re.MULTILINE)
+
+
+@pytest.mark.parametrize("cls", [TrainerConfig, EvaluateConfig], ids=lambda cls: cls.__name__)
+def test_help_is_one_screen_of_examples_and_the_flags_used_most(capsys, monkeypatch, cls):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = help_of(capsys, cls, "-h")
+    assert len(page.splitlines()) <= 45
+    assert max(map(len, page.partition("most used:")[2].splitlines())) <= 80

@@ -86,3 +86,14 @@ def test_weights_are_counted_from_the_config_alone(tmp_path):
     model.config.save_pretrained(tmp_path)
     assert num_weights(str(tmp_path), "runs") == sum(weight.numel() for weight in model.parameters())
     assert num_weights(str(tmp_path / "nothing"), "runs") == UNKNOWN
+
+
+def test_every_program_takes_its_own_sizes():
+    """The sizes of 135M weights: each by the name that the program has for it."""
+    train, sft = parse_run(TrainerConfig, GIVEN)[0], parse_run(SftConfig, [*GIVEN, "--data", "x"])[0]
+    rounds = parse_run(ExpertIterationConfig, GIVEN)[0]
+    assert (train.rollout.prompts_per_step, train.rollout.group_size) == (SIZES.prompts_per_step, SIZES.group_size)
+    for one in (train, sft, rounds):
+        assert (one.evaluation.eval_examples, one.evaluation.eval_samples) == (SIZES.eval_examples, SIZES.eval_samples)
+    assert (sft.batch_size, rounds.batch_size) == (SIZES.batch_size, SIZES.batch_size)
+    assert (rounds.examples_per_round, rounds.samples_per_example) == (SIZES.examples_per_round, SIZES.group_size)

@@ -2,11 +2,13 @@
 
 import pytest
 
+from minrl.__main__ import main
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, newest_complete, save_checkpoint
 from minrl.types import TrainState, UserError
 from minrl.utils.files import require_writable
+from tests.conftest import SMALL_RUN
 from tests.disks import files_up_to
 
 
@@ -35,3 +37,11 @@ def test_a_save_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_else
         assert str(refused.value).endswith(": File too large") and "\n" not in str(refused.value)
         assert list(tmp_path.iterdir()) == [before] and damage(before) is None
     assert save_checkpoint(tmp_path, policy, optimizer, TrainState(step=2), keep=1) == newest_complete(tmp_path)
+
+
+def test_a_run_that_could_not_be_written_down_does_not_load_its_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is no folder `model`
+    (tmp_path / "file").touch()
+    for flag in ("--runs-dir", "--checkpoints-dir"):
+        with pytest.raises(UserError, match="file/run: a file is where a folder should be"):
+            main(["train", *SMALL_RUN, "--task", "countdown", flag, "file"])

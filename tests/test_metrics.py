@@ -8,7 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -103,3 +107,21 @@ def test_steps_that_were_lost_from_the_metrics_are_reported_at_a_resume(tmp_path
     write(tmp_path, [1, 4, 5, 6])
     write(tmp_path, [6], cut_after=5)
     assert f"{tmp_path}/metrics.jsonl has no line of step 2, 3\n" in said
+
+
+def summaries(folder, tag):
+    """The values of a tag in the event files, in order."""
+    for path in sorted(folder.glob("events*")):
+        for data in RawEventFileLoader(str(path)).Load():
+            yield from (value for value in Event.FromString(data).summary.value if value.tag == tag)
+
+
+def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
+    TensorBoard(tmp_path, ["countdown"], {}, None).close(1, finished=True)
+    (value,) = summaries(tmp_path, CONFIG_SUMMARY_TAG)
+    first, *others = Layout.FromString(value.tensor.string_val[0]).category
+    tags = [list(chart.multiline.tag) for chart in first.chart]
+    assert tags[:2] == [["^eval/.*/pass@1$"], ["^reward/mean$"]] and "^rollout/limit_frac$" in tags[2]
+    (series,) = others[-1].chart[0].margin.series
+    bounds = [f"eval/countdown/pass@1{end}" for end in ("", "_low", "_high")]
+    assert [series.value, series.lower, series.upper] == bounds
