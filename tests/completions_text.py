@@ -163,7 +163,7 @@ SQUARES = (
 PUBLISHED = (
     *((NINE, one, True) for one in ("7 + 5 - 3", "7+5-3", "(7 + 5) - 3", "((7)) + (5 - 3)")),
     *((TWELVE, one, True) for one in ("8 / 2 * 3", "3 / (2 / 8)")),
-    *((NINE, one, False) for one in ("7 + 5 + 3", "9", "7 + 5 - 3 = 9", "-3 + 7 + 5", "7 + 5 \u2212 3", "")),
+    *((NINE, one, False) for one in ("7 + 5 + 3", "9", "7 + 5 - 3 = 9", "+7 + 5 - 3", "7 + 5 \u2212 3", "")),
     *((TWELVE, one, False) for one in ("8 \u00f7 2 \u00d7 3", "8 // 2 * 3", "08 / 2 * 3")),
 )
 
