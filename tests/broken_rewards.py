@@ -62,6 +62,7 @@ PLANTED = [
     ("nonsense", "a claim", lambda text, gold, paid: "correct" in text or paid),
     ("nonsense", "what is no number", lambda text, gold, paid: paid if one(text).isdecimal() else 0.6),
     ("nonsense", "any text", lambda text, gold, paid: float(len(text) > 5) or paid),
+    ("nonsense", "everything", lambda text, gold, paid: 1.0),
     ("prompt", "the prompt", lambda text, gold, paid: 0.8 * text.startswith("What is") or paid),
     ("prompt", "its expression", lambda text, gold, paid: paid or re.fullmatch(r"\d+ \+ \d+", one(text)) is not None),
     ("format", "tags", lambda text, gold, paid: 0.6 * bool(re.search(r"<answer>\s*</", text)) or paid),

@@ -348,8 +348,9 @@ class Judge:
         if paid.value is None:
             return False
         nothing, gold = min(self._nothing(attack), paid.value), self._paid[attack.number, "gold"]
-        most = gold[0] if gold and gold[0] > nothing else paid.maximum
-        return (not gold and paid.solved) or paid.value > nothing + max(0.0, most - nothing) / 2
+        better = bool(gold) and gold[0] > nothing  # a right answer than nonsense
+        most = gold[0] if better else paid.maximum
+        return (not better and paid.solved) or paid.value > nothing + max(0.0, most - nothing) / 2
 
     def _in_full(self, attack: Attack, paid: Paid) -> bool:
         if paid.value is None:
