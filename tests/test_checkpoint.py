@@ -176,3 +176,11 @@ def test_the_hash_of_a_file_is_that_of_its_tensors(tmp_path):
     for changed in ({"a": tensors["a"] + 1}, {"a": tensors["a"].to(torch.int32)}, {"a": tensors["a"][None]}):
         save_file({**tensors, **changed}, tmp_path / "1/x.safetensors")
         assert hash_files(tmp_path / "1") != first
+
+
+def test_a_state_with_another_name_is_refused(policy, tmp_path):
+    path = save_checkpoint(tmp_path, policy, make_optimizer(policy, OptimizerConfig()), TrainState(step=1), keep=1)
+    state = path / "trainer.json"
+    state.write_text(state.read_text().replace('"skipped_steps"', '"skipped_stepr"'))
+    with pytest.raises(UserError, match=r"trainer.json is damaged: .*skipped_stepr"):
+        load_state(path)

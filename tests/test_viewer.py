@@ -107,9 +107,14 @@ def test_what_cannot_be_read_is_said_and_costs_only_its_step(tmp_path):
         file.write('{"schema": 1}\n')
     torn = folder / "rollouts/step_000020.jsonl.gz"
     torn.write_bytes(torn.read_bytes()[:100])
+    changed = folder / "rollouts/step_000030.jsonl.gz"
+    content = bytearray(changed.read_bytes())
+    content[60:90] = b"\xff" * 30
+    (folder / "rollouts/step_000040.jsonl.gz").write_bytes(content)
     steps = packed_steps(make_page(folder))
     assert "schema 1" in unpacked(steps[10].about)["problem"]
     assert "step_000020.jsonl.gz cannot be read" in unpacked(steps[20].about)["problem"]
+    assert "step_000040.jsonl.gz cannot be read" in unpacked(steps[40].about)["problem"]
     assert len(unpacked(steps[30].data)["rollouts"]) == 4
 
 

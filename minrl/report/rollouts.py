@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -205,7 +206,7 @@ def read_lines(path: Path) -> list[Line]:
     try:
         with gzip.open(path, "rt") as file:
             lines = [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(f"{path.name} cannot be read: {error}") from error
     for schema in (line.get("schema") for line in lines):
         known = schema == ROLLOUT_SCHEMA

@@ -168,9 +168,12 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def load_state(checkpoint: Path) -> TrainState:
     """The trainer's state in a checkpoint."""
     values = read_state(checkpoint)
-    del values[HASHES]
-    tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
-    return TrainState(**values, tasks=tasks)
+    try:
+        del values[HASHES]
+        tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
+        return TrainState(**values, tasks=tasks)
+    except (KeyError, TypeError, AttributeError) as error:  # another name, or another kind of value
+        raise UserError(f"{checkpoint / STATE} is damaged: {error}; name the checkpoint before it") from error
 
 
 # The best of a run's checkpoints
