@@ -247,15 +247,10 @@ class ChatTokenizer:
         """The role of a message whose text or calls of tools the template does not write; None if it writes all. Tried
         once for each sequence of roles.
         """
-        template = self.tokenizer.chat_template
-        asked = (
-            repr(template),
-            ask,
-            *(
-                (m.get("role"), type(m.get("content")), bool(m.get("content")), bool(m.get("tool_calls")))
-                for m in messages
-            ),
-        )
+        kinds = [
+            (m.get("role"), type(m.get("content")), bool(m.get("content")), bool(m.get("tool_calls"))) for m in messages
+        ]
+        asked = (repr(self.tokenizer.chat_template), ask, *kinds)
         if asked not in self._left_out:
             marks = {n: f"\u2042{n}z" for n, message in enumerate(messages) if message.get("content")}
             marked = [with_text(m, marks[n]) if n in marks else m for n, m in enumerate(messages)]

@@ -348,9 +348,9 @@ class Judge:
         if paid.value is None:
             return False
         nothing, gold = min(self._nothing(attack), paid.value), self._paid[attack.number, "gold"]
-        better = bool(gold) and gold[0] > nothing  # a right answer than nonsense
-        most = gold[0] if better else paid.maximum
-        return (not better and paid.solved) or paid.value > nothing + max(0.0, most - nothing) / 2
+        answer_pays = bool(gold) and gold[0] > nothing
+        most = gold[0] if answer_pays else paid.maximum
+        return (not answer_pays and paid.solved) or paid.value > nothing + max(0.0, most - nothing) / 2
 
     def _in_full(self, attack: Attack, paid: Paid) -> bool:
         if paid.value is None:
@@ -362,7 +362,7 @@ class Judge:
     def _nothing(self, attack: Attack) -> float:
         """What nonsense is paid, or a wrong answer if that is less and no penalty."""
         wrong = max(0.0, min(self._paid[attack.number, "other"], default=math.inf))
-        return min(*(self._paid[attack.number, "nonsense"] or [0.0]), wrong)
+        return min([*(self._paid[attack.number, "nonsense"] or [0.0]), wrong])
 
     def finding(self, name: str) -> Finding:
         """The finding of a family."""

@@ -149,8 +149,7 @@ def main(command: Command[SweepConfig]) -> int:
     with writing(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     todo = [run for run in planned if run.state != "complete"]
-    for run in todo:
-        require_sources(run)
+    require_sources(todo)
     _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
     failed, stopped_by = train_all(todo, places, folder / "logs")
     if stopped_by:
@@ -167,16 +166,21 @@ def main(command: Command[SweepConfig]) -> int:
     return int(bool(failed))
 
 
-def require_sources(run: Planned) -> None:
-    """Refuse a run whose model cannot be read, or a task of which has no rows."""
-    config = run.settings
-    model, runs_dir = config.model.model_id, config.logging.runs_dir
-    require(not model or num_weights(model, runs_dir) != UNKNOWN, f"{run.name}: the model {model} cannot be read")
-    for name in config.task_names:
-        try:
-            load_task(name, run.options, config.data_of(task_key(name))).dataset.sizes()
-        except UserError as error:
-            raise UserError(f"{run.name}: {error}") from error
+def require_sources(runs: Sequence[Planned]) -> None:
+    """Refuse a run whose model cannot be read, or a task of which has no rows. What several runs share is read once."""
+    read: set[tuple[str, str, str]] = set()
+    for run in runs:
+        config = run.settings
+        model, runs_dir = config.model.model_id, config.logging.runs_dir
+        require(not model or num_weights(model, runs_dir) != UNKNOWN, f"{run.name}: the model {model} cannot be read")
+        for name in config.task_names:
+            source = name, config.data_of(task_key(name)), repr(run.options)
+            try:
+                if source not in read:
+                    load_task(name, run.options, source[1]).dataset.sizes()
+            except UserError as error:
+                raise UserError(f"{run.name}: {error}") from error
+            read.add(source)
 
 
 def places_for(count: int, on_cpu: bool) -> list[Place]:

@@ -16,6 +16,7 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,9 @@ class RunFiles:
         def damaged(line: object) -> None:
             logger.warning(f"a damaged line is removed: {str(line)[:40]!r}")
 
-        for name in (METRICS, FINGERPRINTS):
-            cut_jsonl(self.folder / name, lambda line: has_step(line) and line["step"] <= step, damaged)
-        written = {line["step"] for line in RunFolder(self.folder).metrics}
+        cut = partial(cut_jsonl, keeps=lambda line: has_step(line) and line["step"] <= step, damaged=damaged)
+        cut(self.folder / FINGERPRINTS)
+        written = {line["step"] for line in cut(self.folder / METRICS)}
         missing = sorted({*range(1, step)} - written) if written else []  # the last may wait for its evaluation
         if missing:
             logger.warning(f"{self.folder / METRICS} has no line of step {', '.join(map(str, missing[:5]))}")
