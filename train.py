@@ -5,7 +5,7 @@
     python train.py --model-id Qwen/Qwen3-0.6B                a model of the hub or of a local folder
     python train.py --resume latest                           continue where it stopped
 
-The same as `minrl train`. The algorithm is in minrl/train.py.
+The same as `minrl train`. The algorithm is in minrl/trainer.py.
 """
 
 from minrl.__main__ import console

@@ -21,13 +21,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from minrl.dataflow import Request, Reward, Rollout, TrainState
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.loading import word_tokenizer
 from minrl.models.scoring import sampled_rollout
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
-from minrl.types import Request, Reward, Rollout, TrainState
 from minrl.update import update_policy
 
 WHOLE = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}

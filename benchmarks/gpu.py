@@ -20,10 +20,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from minrl.__main__ import main as program
+from minrl.dataflow import Example, Reward
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
-from minrl.types import Example, Reward
 
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "4090": 165.0}
 """Dense bfloat16 peak by card (vendors' data sheets)."""

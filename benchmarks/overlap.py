@@ -18,10 +18,10 @@ from functools import partial
 from harness import Turns, compare, save
 from shapes import Work, even_share, even_task, make_policy
 
+from minrl.dataflow import SOLO, Job, Turn
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
-from minrl.types import SOLO, Job, Turn
 
 REWARD_S, MEAN, LONGEST = 0.05, 32, 256
 

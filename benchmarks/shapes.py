@@ -8,12 +8,12 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from minrl.config import ModelConfig
+from minrl.dataflow import Example, Request, Reward, Rollout
 from minrl.models.distributed import Processes
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
 from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import Dataset
-from minrl.types import Example, Request, Reward, Rollout
 
 
 @dataclass(frozen=True)

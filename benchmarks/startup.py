@@ -19,7 +19,7 @@ WATCHED = """
 import sys, time
 sys.path.insert(0, {root!r})
 started = time.perf_counter()
-from minrl import train
+from minrl import trainer
 imported = time.perf_counter()
 from minrl import update
 from minrl.__main__ import console

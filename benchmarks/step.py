@@ -37,12 +37,12 @@ class PacedRun:
 
     def install(self) -> None:
         """Put this object between the loop and what it calls."""
-        from minrl import train
+        from minrl import trainer
         from minrl.engines.torch_engine import TorchEngine
 
-        generate, sample = TorchEngine.generate, train.sample_groups
+        generate, sample = TorchEngine.generate, trainer.sample_groups
         TorchEngine.generate = lambda engine, *args, **named: self.generate(generate, engine, *args, **named)
-        train.sample_groups = lambda *args, **named: self.begin(sample, *args, **named)
+        trainer.sample_groups = lambda *args, **named: self.begin(sample, *args, **named)
 
     def begin(self, sample, *args, **named):
         """A step begins by sampling: report the one before, and wait for the turn."""

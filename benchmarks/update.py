@@ -19,10 +19,10 @@ from shapes import SHAPES, Work, make_policy, random_rollouts
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
+from minrl.dataflow import Rollout, TrainState
 from minrl.models.cpu import product
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy
-from minrl.types import Rollout, TrainState
 from minrl.update import update_policy
 
 

@@ -8,10 +8,11 @@ if sys.platform == "win32":  # before a module imports what Windows has not, suc
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "train": "minrl.train",
+    "train": "minrl.trainer",
     "TrainerConfig": "minrl.config",
     "task": "minrl.tasks.custom",
     "Task": "minrl.tasks.task",
+    **dict.fromkeys(["Example", "Reward", "Turn", "Job", "SOLO"], "minrl.dataflow"),
     "ALGORITHMS": "minrl.algorithms",
     "TASK_DEFINITIONS": "minrl.tasks",
 }
@@ -23,8 +24,7 @@ def __getattr__(name: str):  # noqa: ANN202 - any of the names; typing is not im
 
     if name not in _PUBLIC:
         raise AttributeError(f"module 'minrl' has no attribute {name!r}")
-    module = import_module(_PUBLIC[name])
-    return module if name == "train" else getattr(module, name)  # minrl.train is a module that can be called
+    return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

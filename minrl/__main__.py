@@ -55,7 +55,7 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "train": Program(
-        "minrl.config.TrainerConfig", "minrl.train", "Make a language model better at a task.", alone=False
+        "minrl.config.TrainerConfig", "minrl.trainer", "Make a language model better at a task.", alone=False
     ),
     "evaluate": Program(
         "minrl.evaluate.config.EvaluateConfig",

@@ -27,6 +27,7 @@ from minrl.advantages import (
     relative_to_mean,
 )
 from minrl.config import AlgorithmConfig, TrainerConfig
+from minrl.dataflow import Rollout, TrainState, UserError, require
 from minrl.losses import (
     Algorithm,
     Limits,
@@ -40,7 +41,6 @@ from minrl.losses import (
     token_mean,
 )
 from minrl.tracking.timers import timed
-from minrl.types import Rollout, TrainState, UserError, require
 from minrl.utils.files import importing
 from minrl.utils.settings import meant
 

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from minrl.dataflow import Rollout
 from minrl.tracking.timers import timed
-from minrl.types import Rollout
 
 Run = list[int]
 """Consecutive tokens of a stream."""

@@ -8,7 +8,7 @@ flat on the command line (`--group-size 4`), and may be so in Python; a task's o
 >>> TrainerConfig(group_size=0)
 Traceback (most recent call last):
     ...
-minrl.types.UserError: group_size must be at least 1, got 0
+minrl.dataflow.UserError: group_size must be at least 1, got 0
 """
 
 import hashlib
@@ -21,12 +21,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from minrl.types import UserError, require
+from minrl.dataflow import UserError, require
 from minrl.utils.keys import checked_url, require_variable
 from minrl.utils.settings import (
     ROWS,
     Bound,
-    Bounded,
     Calls,
     Count,
     CountOrOff,
@@ -35,6 +34,7 @@ from minrl.utils.settings import (
     Positive,
     PositiveOrOff,
     Seed,
+    Settings,
     Share,
     ShareBelowOne,
     meant,
@@ -93,7 +93,7 @@ def _file_text(message: str, path: str, hint: str = "") -> str:
         raise UserError(f"{message}, got {path[:80]!r}: {reason}{hint}") from error
 
 
-class Group(Bounded):
+class Group(Settings):
     """A group of settings."""
 
     def _read_text(self, name: str, shown: str) -> None:

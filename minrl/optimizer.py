@@ -8,9 +8,9 @@ import torch
 from loguru import logger
 
 from minrl.config import OptimizerConfig
+from minrl.dataflow import UserError, require
 from minrl.models.sharding import full_tensor, named_weights
 from minrl.policy import Policy
-from minrl.types import UserError, require
 
 FINAL_FRAC = 0.1
 """Final learning rate of a decaying schedule, as a share of the peak."""

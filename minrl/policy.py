@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minrl.batch import Stream, micro_batches, pack
 from minrl.config import ModelConfig
+from minrl.dataflow import CausalModel, Rollout
 from minrl.models.chat import ChatTokenizer
 from minrl.models.cpu import free_bytes
 from minrl.models.distributed import Processes
@@ -34,7 +35,6 @@ from minrl.models.scoring import (
 from minrl.models.shape import context_length
 from minrl.models.sharding import equal_passes
 from minrl.models.text import decoder_of, layers_of
-from minrl.types import CausalModel, Rollout
 
 
 @dataclass(kw_only=True)

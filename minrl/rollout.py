@@ -1,6 +1,6 @@
 """From examples to rewarded rollouts: single-turn, multi-turn, several roles.
 
-An episode is a generator (`minrl.types.Episode`). All episodes of a call advance together: each round is one engine
+An episode is a generator (`minrl.dataflow.Episode`). All episodes of a call advance together: each round is one engine
 call with a request of every episode that waits for a completion. Rewards of completions that have ended are computed
 while others are still sampled. Each process plays a block of the examples; the seed of a completion depends on the
 example's number in the whole call, not on the number of processes.
@@ -13,12 +13,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from minrl.dataflow import Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
 from minrl.engines import Engine, Sampling
 from minrl.policy import Policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.tasks.task import Sampled, Task
-from minrl.types import Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
 from minrl.utils.statistics import lost_roles
 
 EPISODE = "episode"

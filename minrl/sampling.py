@@ -12,6 +12,7 @@ import numpy as np
 from loguru import logger
 
 from minrl.config import SamplingConfig, TrainerConfig
+from minrl.dataflow import ABOVE_MAXIMUM, Example, Rollout, TrainState, UserError
 from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.length import with_length
@@ -20,7 +21,6 @@ from minrl.rollout import Plan, Rollouts, joined, rollout
 from minrl.tasks import Task
 from minrl.tasks.checked import refuse_mistakes
 from minrl.tracking.timers import timed
-from minrl.types import ABOVE_MAXIMUM, Example, Rollout, TrainState, UserError
 
 RATE_DECAY = 0.5
 """Decay of an example's remembered solve rate per observation."""

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from minrl.batch import Batch, Stream, pack, share_of_tokens, split_groups, to_device
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from minrl.dataflow import CausalModel, TrainState
 from minrl.losses import WEIGHT, WEIGHT_SQUARED, Algorithm, Tokens, policy_loss
 from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
-from minrl.types import CausalModel, TrainState
 from minrl.utils.console import activity
 
 COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": sum, "max": max, "min": min}

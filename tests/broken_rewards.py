@@ -9,8 +9,8 @@ import random
 import re
 import sys
 
+from minrl.dataflow import Example, Reward
 from minrl.models.thoughts import after_thoughts
-from minrl.types import Example, Reward
 
 EXAMPLES = [
     Example(str(n), f"What is {n + 11} + {2 * n + 17}? Give <answer>number</answer>.", {"answer": 3 * n + 28})

@@ -6,7 +6,7 @@ whether it is right. A completion is solved if both are so, whatever reads it.
 
 import re
 
-from minrl.types import Example
+from minrl.dataflow import Example
 
 THOUGHTS = {
     "Qwen3, DeepSeek R1": ("<think>\nOkay, so I need to work this out.", "</think>\n\n"),

@@ -30,7 +30,7 @@ from loguru import logger
 
 import tests.run_time_types  # noqa: F401 - before the first import of minrl
 from minrl.config import ModelConfig
-from minrl.types import SOLO, CausalModel, Example, Reward, Rollout
+from minrl.dataflow import SOLO, CausalModel, Example, Reward, Rollout
 from minrl.utils import console
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from minrl.__main__ import main
 from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
+from minrl.dataflow import TrainState
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy, save_state
-from minrl.types import TrainState
 from minrl.utils.cli import to_dict
 from minrl.utils.files import write_json
 
@@ -20,7 +20,7 @@ TASKS = '''
 
 from dataclasses import dataclass
 from minrl.tasks.task import Task, TaskDefinition, split
-from minrl.types import Example, Job, Reward, Turn
+from minrl.dataflow import Example, Job, Reward, Turn
 
 
 @dataclass(frozen=True, kw_only=True)

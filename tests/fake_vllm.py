@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import torch
 
 from minrl.config import EngineConfig
+from minrl.dataflow import Request
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm_server import saved_in, served_by
 from minrl.policy import Policy
-from minrl.types import Request
 from tests.decoding import decoded_logprobs
 
 

@@ -8,11 +8,11 @@ from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.dataflow import SOLO, Reward, Rollout, TrainState
 from minrl.losses import Algorithm
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
-from minrl.types import SOLO, Reward, Rollout, TrainState
 from minrl.update import Update, update_policy
 
 CPU = ModelConfig(device="cpu", threads=1)

@@ -3,7 +3,7 @@
 import os
 from tempfile import NamedTemporaryFile
 
-from minrl.types import Example, Reward
+from minrl.dataflow import Example, Reward
 
 
 def unfinished(completion: str, example: Example) -> Reward:

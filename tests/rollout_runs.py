@@ -3,9 +3,9 @@
 import json
 import random
 
+from minrl.dataflow import PlayedTurn, Reward, Rollout
 from minrl.report.lines import rollout_line
 from minrl.tracking.writers import RunFiles
-from minrl.types import PlayedTurn, Reward, Rollout
 
 
 def line(turns, *, prompt="numbers 3 5", roles=("policy",), purpose="train", advantage=0.5, shown="<shown>", **changes):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+from minrl.dataflow import Episode, Example, Prompt, Reward, Turn
 from minrl.tasks.task import Task, TaskDefinition, split
-from minrl.types import Episode, Example, Prompt, Reward, Turn
 from tests.say_sevens import NoOptions, count_sevens, demonstration
 
 DUEL = f"{Path(__file__)}:duel"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from minrl.dataflow import Example, Reward
 from minrl.tasks.task import Task, TaskDefinition, split
-from minrl.types import Example, Reward
 
 TASK = f"{Path(__file__)}:sevens"
 

@@ -14,6 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from minrl.algorithms import choose_algorithm
 from minrl.batch import Batch, make_batch, pack
 from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from minrl.dataflow import SOLO, Request, Reward, Rollout, TrainState
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.distributed import Processes
@@ -25,7 +26,6 @@ from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name
 from minrl.run.setup import sharded_policy
-from minrl.types import SOLO, Request, Reward, Rollout, TrainState
 from minrl.update import update_policy
 from minrl.utils.files import write_json
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from minrl.batch import pack
+from minrl.dataflow import UserError
 from minrl.models import cpu
 from minrl.models.launch import Launch
 from minrl.models.scoring import LARGEST_SHARE, kept_bytes, recomputed, score
-from minrl.types import UserError
 
 
 @pytest.fixture

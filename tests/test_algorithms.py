@@ -6,8 +6,8 @@ import torch
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, TrainerConfig
+from minrl.dataflow import Reward, TrainState, UserError
 from minrl.losses import Limits
-from minrl.types import Reward, TrainState, UserError
 
 REWARDED = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
 GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]

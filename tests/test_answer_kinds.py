@@ -4,8 +4,8 @@ import pytest
 from answer_golds import GOLDS
 from answer_rewrites import EQUAL, UNEQUAL, pairs
 
+from minrl.dataflow import Example
 from minrl.tasks.math import MathOptions, reward
-from minrl.types import Example
 
 OPTIONS = MathOptions(timeout_s=60.0)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from minrl.batch import pack
+from minrl.dataflow import UserError
 from minrl.models import attention, attention_cpu
 from minrl.models.attention import StreamAttention, packed_attention, takes_flash
-from minrl.types import UserError
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minrl.__main__ import main
+from minrl.dataflow import Example, Job, UserError
 from minrl.rewards.worker import call
 from minrl.sft.config import RewardConfig
 from minrl.tasks import load_task
@@ -18,7 +19,6 @@ from minrl.tools import attacks as texts
 from minrl.tools import audit as program
 from minrl.tools.attacks import FAMILIES, Answers, attacks
 from minrl.tools.audit import AuditConfig, audit
-from minrl.types import Example, Job, UserError
 from tests import broken_rewards as broken
 from tests.broken_rewards import IN_PROCESSES, PLANTED, SOUND, TRL
 from tests.test_connections import puzzle

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from minrl.config import BaseModelConfig
+from minrl.dataflow import UserError
 from minrl.run.base_model import DIGESTED, base_model_path, digest_of, make_base_model, require_demonstrations
 from minrl.run.setup import load_policy
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
-from minrl.types import UserError
 from tests.conftest import CPU
 
 SMALL = BaseModelConfig(base_steps=20, base_hidden_size=64, base_heads=2, base_batch_size=8)

@@ -15,13 +15,13 @@ import pytest
 from minrl import evaluation, train
 from minrl.__main__ import main
 from minrl.config import EvaluationConfig
+from minrl.dataflow import UserError
 from minrl.run import checkpoint
 from minrl.run.checkpoint import damage, load_state
 from minrl.run.folder import resolve_model
 from minrl.run.setup import Parts
 from minrl.run.stopping import Score, best_of, ended_by, fall
 from minrl.tracking import session as logger
-from minrl.types import UserError
 from tests.killing import killed_at, signalled_at
 
 FLAGS = """--task sevens --prompts-per-step 2 --group-size 4 --max-tokens 2 --learning-rate 5e-3 --warmup-steps 0

@@ -9,6 +9,7 @@ import pytest
 from transformers import GenerationConfig
 
 from minrl.config import CHAT_TEMPLATES, FROM, ModelConfig, TrainerConfig
+from minrl.dataflow import UserError
 from minrl.models import chat_templates
 from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout
 from minrl.models.chat_templates import TEMPLATES, settle_template
@@ -16,7 +17,6 @@ from minrl.models.loading import save_model, small_qwen3
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy
-from minrl.types import UserError
 from minrl.utils.cli import from_dict, to_dict
 from tests import chat_templates as known
 from tests.chat_templates import ANSWERS, QUESTIONS, tokenizer

@@ -3,12 +3,12 @@
 import pytest
 
 from minrl.config import RolloutConfig, TrainerConfig
+from minrl.dataflow import SOLO, Example, Mistake, Reward, Turn, UserError
 from minrl.rewards.workers import Workers
 from minrl.run.preflight import preflight
 from minrl.tasks import Task
 from minrl.tasks.checked import played, reward_of
 from minrl.tasks.task import Dataset, split
-from minrl.types import SOLO, Example, Mistake, Reward, Turn, UserError
 from tests import rewards
 
 EXAMPLE = Example("3,4", "add 3 4", {"numbers": [3, 4], "check": lambda total: total == 7})

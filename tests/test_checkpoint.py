@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from minrl.config import OptimizerConfig
+from minrl.dataflow import TrainState, UserError
 from minrl.optimizer import make_optimizer
 from minrl.run import checkpoint
 from minrl.run.checkpoint import (
@@ -24,7 +25,6 @@ from minrl.run.checkpoint import (
     weights_sha256,
 )
 from minrl.run.setup import load_policy
-from minrl.types import TrainState, UserError
 from minrl.utils import files
 from tests.conftest import CPU
 

@@ -11,9 +11,9 @@ import pytest
 
 from minrl.algorithms import ALGORITHMS
 from minrl.config import ALGORITHM_NAMES, TrainerConfig
+from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.types import UserError
 from minrl.utils.cli import from_dict, parse, to_dict
 from minrl.utils.settings import flag_of, settings_of
 from tests.parsed import parsed

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from minrl.__main__ import main
+from minrl.dataflow import Job, Reward
 from minrl.rewards.workers import call
 from minrl.tasks import load_task
 from minrl.tasks.code_game import (
@@ -16,7 +17,6 @@ from minrl.tasks.code_game import (
     parse_guess,
     refusal,
 )
-from minrl.types import Job, Reward
 
 PATIENT_S = 60.0  # for programs that end by themselves, however slow the machine
 OPTIONS = CodeGameOptions(time_limit_s=PATIENT_S)

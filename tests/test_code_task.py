@@ -11,11 +11,11 @@ from fractions import Fraction
 
 import pytest
 
+from minrl.dataflow import Example, UserError
 from minrl.tasks import code, load_task
 from minrl.tasks.code import CodeOptions, extract_program, reward_for_running, reward_for_tests
 from minrl.tasks.code_judge import from_json, to_json
 from minrl.tasks.data import identity
-from minrl.types import Example, UserError
 from tests.hostile.cases import SMALLEST
 
 OPTIONS = CodeOptions(timeout_s=60.0, memory_mib=256)

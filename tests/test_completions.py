@@ -5,10 +5,10 @@ import json
 import pytest
 
 from minrl.__main__ import main
+from minrl.dataflow import Reward, UserError
 from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.workers import Workers
 from minrl.tasks import Task, load_task
-from minrl.types import Reward, UserError
 
 FIELDS = {"numbers": [3, 7, 5], "target": 9}
 RIGHT, WRONG = "<answer> 7 + 5 - 3 </answer>", "<answer> 3 + 5 + 7 </answer>"

@@ -16,9 +16,9 @@ from minrl.config import (
     TrainerConfig,
     with_absolute_paths,
 )
+from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
 from minrl.sft.config import SftConfig
-from minrl.types import UserError
 
 REFUSED = [
     (TrainerConfig, {"seed": 2**63}, r"seed must be at least 0 and below 2\^63, got 9223372036854775808"),

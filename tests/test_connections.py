@@ -5,9 +5,9 @@ from itertools import chain, combinations
 
 import pytest
 
+from minrl.dataflow import Example, UserError
 from minrl.tasks import load_task
 from minrl.tasks.connections import reward
-from minrl.types import Example, UserError
 
 GROUPS = [
     ["MAPLE", "OAK", "ELM", "PINE"],

@@ -7,8 +7,8 @@ import pytest
 from loguru import logger
 from rich.console import Console
 
+from minrl.dataflow import UserError
 from minrl.evaluate.report import unscorable
-from minrl.types import UserError
 from minrl.utils import console
 from minrl.utils.cli import run_main
 from minrl.utils.console import FILE_ONLY, RESULT, STEP, Screen, Table, activity, print_tables

@@ -6,10 +6,10 @@ from fractions import Fraction
 import datasets
 import pytest
 
+from minrl.dataflow import Example
 from minrl.models.thoughts import heard
 from minrl.tasks import load_task
 from minrl.tasks.countdown_3to4 import RECIPES, reward, solve
-from minrl.types import Example
 
 NINE = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
 RIGHT, MISSED = "7 + 5 - 3", "7 + 5 + 3"

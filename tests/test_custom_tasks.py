@@ -11,6 +11,7 @@ import pytest
 import minrl
 from minrl.__main__ import main
 from minrl.config import BaseModelConfig, TrainerConfig
+from minrl.dataflow import Example, Job, Mistake, Reward, UserError
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.workers import Workers
@@ -21,7 +22,6 @@ from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task
 from minrl.tasks.custom import trl_rewards
 from minrl.tasks.programs import files_outside, programs_outside
 from minrl.tasks.task import Sampled, Task, split
-from minrl.types import Example, Job, Mistake, Reward, UserError
 from minrl.utils.cli import from_dict, to_dict
 from minrl.utils.task_names import task_key
 from tests.parsed import parsed
@@ -92,7 +92,7 @@ def make(tmp_path):
     """The task of a file with this text behind the imports, and of rows beside it."""
 
     def made(text, rows=(), name="mine_task", data_path=""):
-        (tmp_path / f"{name}.py").write_text(f"from minrl import task\nfrom minrl.types import SOLO, Turn\n{text}")
+        (tmp_path / f"{name}.py").write_text(f"from minrl import task\nfrom minrl.dataflow import SOLO, Turn\n{text}")
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         sys.modules.pop(name, None)
         return load_task(f"{tmp_path / name}.py:it", None, data_path)

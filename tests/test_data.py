@@ -12,9 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from minrl.dataflow import Example, Mistake, UserError
 from minrl.tasks.data import Source, dataset_of, load_rows, read_rows
 from minrl.tasks.task import is_held_out
-from minrl.types import Example, Mistake, UserError
 
 SOURCE = Source("someone/sums", ("question", "answer"), {"train": "train", "held_out": "test"})
 ROWS = [{"question": "1 + 1", "answer": "2"}, {"question": "a\u2028b", "answer": "3"}]

@@ -8,9 +8,9 @@ from gradients import CPU, fixed_rollouts, settings, tiny_policy
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
+from minrl.dataflow import TrainState
 from minrl.models.distributed import Processes
 from minrl.tracking.diagnostics import UpdateDiagnostics, curves
-from minrl.types import TrainState
 from minrl.update import current_logprobs, update_policy
 
 CONFIG = settings("grpo")

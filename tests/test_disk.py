@@ -4,9 +4,9 @@ import pytest
 
 from minrl.__main__ import main
 from minrl.config import OptimizerConfig
+from minrl.dataflow import TrainState, UserError
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, newest_complete, save_checkpoint
-from minrl.types import TrainState, UserError
 from minrl.utils.files import require_writable
 from tests.conftest import SMALL_RUN
 from tests.disks import files_up_to

@@ -18,8 +18,8 @@ import minrl
 from minrl import algorithms
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
+from minrl.dataflow import Reward, TrainState
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.types import Reward, TrainState
 from minrl.utils import cli
 
 ROOT = Path(__file__).parent.parent

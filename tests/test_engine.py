@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
 from minrl.batch import pack
+from minrl.dataflow import Request, UserError
 from minrl.engines import Sampling, torch_engine
 from minrl.engines.decoders import LlamaDecoder, make_decoder
 from minrl.engines.torch_engine import (
@@ -20,7 +21,6 @@ from minrl.engines.torch_engine import (
 from minrl.models.loading import word_tokenizer
 from minrl.models.scoring import score
 from minrl.policy import as_policy
-from minrl.types import Request, UserError
 from tests.conftest import CPU
 from tests.test_scoring import SHAPES, SMALL, make_model
 

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
+from minrl.dataflow import SOLO, Example, Job, Reward, Turn
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
 from minrl.tasks import Dataset, Task
-from minrl.types import SOLO, Example, Job, Reward, Turn
 
 EXAMPLE = Example("3,4", "one", {"numbers": [3, 4]})
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from minrl.config import EvaluationConfig, ModelConfig, RolloutConfig
+from minrl.dataflow import UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate import generate, score, stages
 from minrl.evaluation import evaluate as evaluate_while_training
@@ -21,7 +22,6 @@ from minrl.models.distributed import Processes
 from minrl.rewards.workers import Workers
 from minrl.run.setup import load_policy
 from minrl.tasks import load_task
-from minrl.types import UserError
 from tests import evaluated
 from tests.evaluated import files_of, rows_of, run, summary_of
 from tests.forked import Forked

@@ -7,10 +7,10 @@ from dataclasses import make_dataclass
 import pytest
 
 from minrl.config import ModelConfig
+from minrl.dataflow import UserError
 from minrl.evaluate.models import find_runs
 from minrl.evaluate.stages import stored_settings
 from minrl.tasks import find_definition, load_task
-from minrl.types import UserError
 from minrl.utils.files import read_json
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of

@@ -10,10 +10,10 @@ from together import together
 
 from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
+from minrl.dataflow import Example, LostEpisode, Reward, Turn
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluation import evaluate
 from minrl.rollout import Plan
-from minrl.types import Example, LostEpisode, Reward, Turn
 from minrl.utils.statistics import Z95, bootstrap, interval, pass_at_k, summarize, wilson
 
 

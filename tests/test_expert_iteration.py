@@ -16,6 +16,7 @@ from together import together
 
 from minrl.__main__ import main
 from minrl.config import OptimizerConfig, TrainerConfig
+from minrl.dataflow import Reward, TrainState
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.workers import Workers
 from minrl.run.setup import Parts
@@ -24,7 +25,6 @@ from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round
 from minrl.sft.step import mean_loss_and_entropy
 from minrl.tracking import session as logger
-from minrl.types import Reward, TrainState
 from tests.forked import Forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS, TASK

@@ -2,9 +2,9 @@
 
 import pytest
 
+from minrl.dataflow import Example
 from minrl.tasks import load_task
 from minrl.tasks.extraction import FIELDS_REWARD, INSTRUCTION, KEYS_REWARD, reward
-from minrl.types import Example
 
 EXAMPLE = Example("", INSTRUCTION, {"object": {"name": "Jack", "age": 78, "children": 3}})
 RIGHT = '{"name": "Jack", "age": 78, "children": 3}'

@@ -2,12 +2,12 @@
 
 import pytest
 
+from minrl.dataflow import Example, Reward
 from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.generate import GREEDY, SAMPLED, EvaluatedTask, EvaluationPlan, key_of
 from minrl.evaluate.models import NamedModel
 from minrl.evaluate.report import Score, in_roles, paired_difference, pass_figure, report
 from minrl.tasks import Dataset, Task
-from minrl.types import Example, Reward
 
 
 def score(index, solved, role="policy"):

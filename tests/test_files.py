@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from minrl.dataflow import UserError
 from minrl.sandbox.calls import private_folder
-from minrl.types import UserError
 from minrl.utils.files import (
     append_jsonl,
     atomic_write,

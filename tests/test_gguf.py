@@ -11,11 +11,11 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from minrl.__main__ import main
+from minrl.dataflow import UserError
 from minrl.models.loading import load_model, save_model
 from minrl.run.checkpoint import weights_sha256
 from minrl.run.setup import load_policy
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
-from minrl.types import UserError
 from tests.conftest import CPU
 from tests.say_sevens import NoOptions
 from tests.test_train_loop import metrics

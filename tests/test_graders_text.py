@@ -6,6 +6,7 @@ import time
 import completions_text as written
 import pytest
 
+from minrl.dataflow import Reward
 from minrl.tasks.code_tool import reward as code_tool
 from minrl.tasks.connections import members_of
 from minrl.tasks.connections import reward as connections
@@ -17,7 +18,6 @@ from minrl.tasks.hanoi import play_moves
 from minrl.tasks.hanoi import reward as hanoi
 from minrl.tasks.math import boxed_answer, r1_zero_answer
 from minrl.tasks.tictactoe import parse_move
-from minrl.types import Reward
 
 
 def move(completion, example):

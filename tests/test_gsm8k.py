@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from minrl.dataflow import Example, UserError
 from minrl.tasks import load_task
 from minrl.tasks.gsm8k import GSM8KOptions, number, reward
-from minrl.types import Example, UserError
 
 GOLD = Example("", "", {"answer": "3 * 18 = <<3*18=54>>54\n#### 54"})
 

@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 
+from minrl.dataflow import Example, Prompt
 from minrl.tasks import TASK_DEFINITIONS, load_task, rust
 from minrl.tasks.code_game import CONSTRUCTS, TOPICS
 from minrl.tasks.countdown import CountdownOptions, sums
 from minrl.tasks.hanoi import HanoiOptions, distance, moved
 from minrl.tasks.task import Task
-from minrl.types import Example, Prompt
 
 DEMONSTRATIONS = 200
 GENERATED = ("countdown", "hanoi", "tictactoe", "code_game", "code_tool", "sentences", "extraction")

@@ -15,12 +15,12 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "minrl").rglob("*.py"))
 
 ROOMS = [
-    *("types", "utils.text", "utils.keys", "utils.signals", "utils.processor", "utils.files"),
+    *("dataflow", "utils.text", "utils.keys", "utils.signals", "utils.processor", "utils.files"),
     *("utils.console", "utils.settings", "utils.task_names", "tracking.timers", "config"),
     *("utils.statistics", "advantages", "losses", "algorithms", "batch", "models"),
     *("policy", "optimizer", "update"),
     *("sandbox", "tasks", "engines", "rewards", "rollout", "sampling", "evaluation", "utils.cli"),
-    *("run", "report.lines", "report.rollouts", "tracking", "train", "report", "sft", "evaluate", "tools", "__main__"),
+    *("run", "report.lines", "report.rollouts", "tracking", "trainer", "report", "sft", "evaluate", "tools", "__main__"),
 ]
 """Folders and flat files of minrl/, files of utils and the scripts, from the ground up. Imports go down, never up."""
 

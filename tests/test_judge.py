@@ -11,6 +11,7 @@ from together import together
 
 from minrl.__main__ import main
 from minrl.config import JudgeConfig
+from minrl.dataflow import Example, Job, Reward, Turn, UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, with_part
@@ -18,7 +19,6 @@ from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import newest_complete
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
-from minrl.types import Example, Job, Reward, Turn, UserError
 from tests.chat_server import ChatServer, answer
 
 EXAMPLE = Example("e", "What is 2 + 2?", {"answer": "4"})

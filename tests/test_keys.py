@@ -7,12 +7,12 @@ import pytest
 from loguru import logger
 
 from minrl.config import JudgeConfig
+from minrl.dataflow import UserError
 from minrl.evaluate.config import ApiConfig, EvaluateConfig
 from minrl.evaluate.models import find_models
 from minrl.rewards import chat_client
 from minrl.rewards.chat_client import ChatClient, about_key, key_for
 from minrl.run.records import provenance
-from minrl.types import UserError
 from minrl.utils.cli import parse, run_main
 from minrl.utils.console import Screen
 from minrl.utils.keys import checked_url, is_openai

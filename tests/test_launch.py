@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from minrl.config import ModelConfig
+from minrl.dataflow import UserError
 from minrl.models import distributed
 from minrl.models.distributed import (
     Processes,
@@ -17,7 +18,6 @@ from minrl.models.distributed import (
     share_of_cores,
 )
 from minrl.models.launch import Launch, first_host, launched
-from minrl.types import UserError
 from minrl.utils.processor import cpu_cores
 
 TORCHRUN = {  # the third of four processes on two nodes

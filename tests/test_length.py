@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.config import TrainerConfig
+from minrl.dataflow import Reward, TrainState, UserError
 from minrl.rewards.length import with_length
 from minrl.sampling import missing
-from minrl.types import Reward, TrainState, UserError
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
 
@@ -117,7 +117,7 @@ def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path):
     run = run_in(whole, *flags, "--checkpoints-dir", f"{whole}/checkpoints")
     for base in (whole / "checkpoints").glob("base-*"):
         shutil.copytree(base, killed / "checkpoints" / base.name)
-    with killed_at(train, "update_policy", 2):
+    with killed_at(trainer, "update_policy", 2):
         main(["train", *flags, "--checkpoints-dir", f"{killed}/checkpoints", "--runs-dir", f"{killed}/runs"])
     ends = [json.loads((one / "summary.json").read_text()) for one in (run, run_in(killed, "--resume", "latest"))]
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]

@@ -8,13 +8,13 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from minrl.config import LoraConfig, OptimizerConfig
+from minrl.dataflow import TrainState, UserError
 from minrl.models.loading import load_model, save_model
 from minrl.models.lora import Adapters, adapted_layers, fold_in
 from minrl.models.text import decoder_of, head_of
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256
-from minrl.types import TrainState, UserError
 from tests.conftest import CPU
 from tests.multimodal import FAMILIES, TEXT, byte_tokenizer, save_multimodal
 

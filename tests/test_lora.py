@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
 from minrl.config import LoraConfig, OptimizerConfig
+from minrl.dataflow import SOLO, Request, TrainState, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.lora import Adapters, MergedWeights, adapted_layers, merged_weight
@@ -22,7 +23,6 @@ from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.run.setup import load_policy
 from minrl.run.verify import verify
-from minrl.types import SOLO, Request, TrainState, UserError
 from minrl.update import update_policy
 from tests.conftest import CPU
 from tests.decoding import decoded_logprobs

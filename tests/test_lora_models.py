@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from minrl.config import LoraConfig, OptimizerConfig
+from minrl.dataflow import TrainState, UserError
 from minrl.models.lora import Adapters, MergedWeights, adapted_layers
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.run.setup import load_policy
-from minrl.types import TrainState, UserError
 from tests.conftest import CPU
 
 IDS = torch.tensor([[5, 9, 14, 8, 30, 21, 6, 17, 11, 40, 3, 8]])

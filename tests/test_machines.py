@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from minrl.tasks.task import Task, TaskDefinition, split
-from minrl.types import Example, Reward
+from minrl.dataflow import Example, Reward
 from tests.say_sevens import NoOptions
 
 PLACE = Path(__file__).parent

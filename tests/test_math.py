@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from minrl.dataflow import Example, Job, Reward, UserError
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
 from minrl.tasks.answers import boxes_together
 from minrl.tasks.grader import KILL_AFTER_S, MEMORY_MIB, bounded
 from minrl.tasks.math import MathOptions, boxed_answer, gold_answers, r1_zero_answer, reward
-from minrl.types import Example, Job, Reward, UserError
 from tests.apart import apart
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})

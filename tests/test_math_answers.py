@@ -8,10 +8,10 @@ import logging
 
 import pytest
 
+from minrl.dataflow import Example
 from minrl.tasks import math_answers
 from minrl.tasks.math import MathOptions, reward, stated
 from minrl.tasks.math_answers import answers_agree, expressions, same_text
-from minrl.types import Example
 
 FORMS = {"boxed": r"so \boxed{ANSWER}", "r1_zero": "so </think> <answer> ANSWER </answer>"}
 OPTIONS = {prompt: MathOptions(prompt=prompt, timeout_s=60.0) for prompt in FORMS}

@@ -15,13 +15,13 @@ from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 from minrl.__main__ import main
 from minrl.algorithms import ALGORITHMS, compute_advantages
 from minrl.config import RolloutConfig, TrainerConfig
+from minrl.dataflow import LostEpisode, Reward, TrainState
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import load_state
 from minrl.run.folder import RunFolder
 from minrl.sampling import draw_examples, missing, next_examples, tracked_plan
 from minrl.tasks.mixture import Schedule, mixture
 from minrl.tracking.metrics import step_metrics
-from minrl.types import LostEpisode, Reward, TrainState
 from minrl.utils.statistics import weighted_score
 from minrl.utils.task_names import weights_of
 from tests import say_sevens

@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from minrl.config import LoggingConfig, TrainerConfig
+from minrl.dataflow import UserError
 from minrl.run.defaults import full_name
-from minrl.types import UserError
 from tests.parsed import parse_run
 
 

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
+from minrl.dataflow import Request, UserError
 from minrl.engines import Engine, Sampling
 from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.run import setup
 from minrl.run.checkpoint import save_policy
-from minrl.types import Request, UserError
 from tests.conftest import CPU
 from tests.killing import killed_at
 
@@ -100,7 +100,7 @@ def weights_of(runs, name):
 @pytest.mark.slow
 def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, tmp_path):
     assert main(["train", *run_flags]) == 0
-    with killed_at(train, "update_policy", 3):
+    with killed_at(trainer, "update_policy", 3):
         main(["train", *run_flags])
     runs = tmp_path / "runs"
     first, second = sorted(path.name for path in runs.iterdir())

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from minrl.config import OptimizerConfig
+from minrl.dataflow import UserError
 from minrl.models.sharding import master_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_optimizer, weights_sha256
-from minrl.types import UserError
 
 missing = find_spec("bitsandbytes") is None
 needs_bitsandbytes = (

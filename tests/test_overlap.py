@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from minrl.dataflow import SOLO, Example, Job, Reward, Turn
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.distributed import Processes
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task
 from minrl.tasks.task import Dataset
-from minrl.types import SOLO, Example, Job, Reward, Turn
 from tests import jobs
 from tests.rewards import breaks_at_odd_lengths, noted, raises_at_odd_lengths
 

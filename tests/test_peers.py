@@ -5,9 +5,9 @@ import torch
 from crew import crew
 
 from minrl.config import ModelConfig
+from minrl.dataflow import UserError
 from minrl.models import distributed as processes_module
 from minrl.models.distributed import Processes, buckets
-from minrl.types import UserError
 
 
 class Unreadable(Exception):

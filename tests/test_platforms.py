@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from minrl.__main__ import PROGRAMS, main
+from minrl.dataflow import UserError
 from minrl.run.checkpoint import save_policy
 from minrl.sandbox import calls as sandbox
 from minrl.tasks import load_task
-from minrl.types import UserError
 from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent

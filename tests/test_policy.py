@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from minrl.batch import pack
 from minrl.config import ModelConfig
+from minrl.dataflow import UserError
 from minrl.models.loading import END, USER, save_model
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy
-from minrl.types import UserError
 from tests.conftest import CPU
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import minrl
 from minrl.config import TrainerConfig
+from minrl.dataflow import Example, Reward, UserError
 from minrl.rollout import Rollouts
 from minrl.run import preflight as module
 from minrl.run.preflight import (
@@ -25,7 +26,6 @@ from minrl.run.preflight import (
     sampled_as,
 )
 from minrl.tasks import Dataset, Task
-from minrl.types import Example, Reward, UserError
 from tests.rewards import unfinished
 
 END = 2
@@ -58,7 +58,7 @@ def test_examples_without_a_prompt_or_room_are_left_out_and_counted(prompt, poli
 
 ENDED, OPEN, CUT = ([5, END], "stop"), ([5, 6], "stop"), ([5, 6], "length")
 FAILED = [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)]
-OWN = f'File "{Path(minrl.__file__).parent}/types.py", line 56, in __getitem__'
+OWN = f'File "{Path(minrl.__file__).parent}/dataflow.py", line 56, in __getitem__'
 THEIRS = 'File "/mine/beads.py", line 7, in reward'
 FOUND = {  # the completions with their rewards, the failure, the limit of the sample, and what is found
     "healthy": ([(ENDED, 0.0), (ENDED, 1.0)], "", 8, ""),

@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
+from minrl.dataflow import SOLO, Example, Job, Reward, Turn, UserError
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
@@ -33,7 +34,6 @@ from minrl.tasks.python_tool import (
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
-from minrl.types import SOLO, Example, Job, Reward, Turn, UserError
 from minrl.utils.task_names import option_keys, task_key
 from tests.chat_templates import tokenizer
 from tests.conftest import CPU
@@ -328,7 +328,7 @@ def test_a_run_with_the_tool_that_was_killed_continues_to_the_same_weights(tmp_p
     assert ran("whole", *RESUMED.split()) == 0
     lines = RunFolder(next((tmp_path / "whole").glob("code_tool*"))).metrics
     assert sum(line.get("reward/part/tool_calls", 0.0) for line in lines[1:]) > 0
-    with killed_at(train, "update_policy", 3):
+    with killed_at(trainer, "update_policy", 3):
         ran("killed", *RESUMED.split())
     assert ran("killed", "--resume", "latest") == 0
     assert summary("killed")["weights_sha256"] == summary("whole")["weights_sha256"]

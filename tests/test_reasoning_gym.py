@@ -3,6 +3,7 @@
 import pytest
 
 from minrl.__main__ import main
+from minrl.dataflow import Example, Job, Reward, UserError
 from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task, reasoning_gym
 from minrl.tasks.reasoning_gym import (
@@ -13,7 +14,6 @@ from minrl.tasks.reasoning_gym import (
     library,
     parse_formula,
 )
-from minrl.types import Example, Job, Reward, UserError
 
 LEGS = "reasoning_gym/leg_counting"
 

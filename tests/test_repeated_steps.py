@@ -7,13 +7,13 @@ import shutil
 import pytest
 import torch
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
+from minrl.dataflow import UserError
 from minrl.run.checkpoint import load_state, save_state
 from minrl.run.folder import RunFolder
 from minrl.tools.verify.verify import DIFFERS
 from minrl.tracking.writers import PARTS
-from minrl.types import UserError
 from minrl.utils.files import read_json, read_jsonl, write_json, write_jsonl
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
@@ -126,7 +126,7 @@ def test_wrong_uses_are_one_line(place, arguments, message):
 def test_a_killed_run_has_the_hashes_of_one_that_was_not(tmp_path, whole):
     for base in (whole / "checkpoints").glob("base-*"):
         shutil.copytree(base, tmp_path / "checkpoints" / base.name)
-    with killed_at(train, "update_policy", 4):
+    with killed_at(trainer, "update_policy", 4):
         main(["train", *FLAGS, *folders(tmp_path)])
     assert main(["train", "--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert RunFolder(tmp_path / "runs" / NAME).fingerprints == RunFolder(whole / "runs" / NAME).fingerprints

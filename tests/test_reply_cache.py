@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from minrl.dataflow import UserError
 from minrl.rewards.reply_cache import ReplyCache
-from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent
 

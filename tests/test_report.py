@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from minrl.__main__ import main
+from minrl.dataflow import UserError
 from minrl.report import charts, page
 from minrl.report.charts import Chart, svg
 from minrl.report.page import markdown_table, over_seeds, results
 from minrl.report.report import _default_folder
 from minrl.report.runs import groups_of, mean, read_run, student
-from minrl.types import UserError
 from minrl.utils.files import LOCK, append_jsonl, lock
 
 

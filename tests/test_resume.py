@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
+from minrl.dataflow import UserError
 from minrl.run.checkpoint import newest_complete
 from minrl.run.run import open_run
 from minrl.tracking import session as logger
-from minrl.types import UserError
 from minrl.utils.cli import parse
 from tests.forked import Forked
 from tests.killing import killed_at
@@ -83,7 +83,7 @@ def assert_as_never_stopped(folder, whole):
 @pytest.mark.parametrize("moment", ["sample_groups", "update_policy", "save_checkpoint"])
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(folder, uninterrupted, step, moment):
-    with killed_at(logger if moment == "save_checkpoint" else train, moment, step):
+    with killed_at(logger if moment == "save_checkpoint" else trainer, moment, step):
         main(["train", *FLAGS, *folders(folder)])
     assert main(["train", "--resume", "latest", "--runs-dir", str(folder / "runs")]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])
@@ -107,9 +107,9 @@ def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted, capsys):
 
 def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
     command = [*FLAGS, *folders(folder), "--run-name", "mine", "--resume", "auto"]
-    with killed_at(train, "update_policy", 1):  # its first step was not saved
+    with killed_at(trainer, "update_policy", 1):  # its first step was not saved
         main(["train", *FLAGS, *folders(folder), "--run-name", "another"])
-    with killed_at(train, "update_policy", 3):
+    with killed_at(trainer, "update_policy", 3):
         main(["train", *command])
     for _ in range(2):  # the second finds it finished
         assert main(["train", *command]) == 0

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from together import together
 
+from minrl.dataflow import SOLO, Completion, Example, Job, Reward, Turn
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import Plan, completion_seed, rollout
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from minrl.types import SOLO, Completion, Example, Job, Reward, Turn
 
 EXAMPLES = split([Example(str(n), "numbers 1 2", {"answer": n}) for n in range(20)], 0.5)
 

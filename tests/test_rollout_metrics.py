@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from minrl.dataflow import Reward
 from minrl.tracking.metrics import distributions, rollout_metrics
-from minrl.types import Reward
 
 RIGHT, WRONG = Reward(1.0, {"format": 1.0}), Reward(0.0, {"format": 0.5})
 

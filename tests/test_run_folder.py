@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
 from minrl.config import LoggingConfig, TrainerConfig
+from minrl.dataflow import UserError
 from minrl.run.checkpoint import save_policy
 from minrl.run.folder import OWNER, RunFolder, resolve_model
 from minrl.run.run import Run, open_run, owned
 from minrl.run.setup import start_model
-from minrl.types import UserError
 from minrl.utils.cli import parse
 from minrl.utils.files import LOCK
 from tests.conftest import SMALL_RUN
@@ -189,7 +189,7 @@ def test_a_resume_that_is_refused_leaves_everything_as_it_is(run, found, case):
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(place, finished):
-    with killed_at(train, "update_policy", 2):
+    with killed_at(trainer, "update_policy", 2):
         start("--save-every", "0")
     assert steps_of() == [0, 1]
     assert resume() == 0

@@ -2,8 +2,8 @@
 
 import pytest
 
+from minrl.dataflow import UserError
 from minrl.tasks.rust_quality import QualityWeights, count, quality, scores
-from minrl.types import UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from minrl.dataflow import Example, Job, UserError
 from minrl.rewards.worker import Failure, call
 from minrl.sandbox import Outcome, SandboxError
 from minrl.tasks import load_task, rust_build
 from minrl.tasks.rust import REASONS, RustOptions, RustReward, extract_code, main_assertions, read_row, refusal
 from minrl.tasks.rust_build import BuildLimits, Cargo, Package, constant_passes, draw, find_tests, other_value
 from minrl.tasks.rust_quality import parse, text
-from minrl.types import Example, Job, UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 needs_cargo = pytest.mark.usefixtures("cargo_that_works")

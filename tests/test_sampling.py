@@ -10,6 +10,7 @@ from two_samplers import STEPS, TASK, sampled_steps, single_precision
 
 from minrl import sampling
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
+from minrl.dataflow import Example, LostEpisode, Reward, TrainState, UserError
 from minrl.rollout import Plan, Rollouts
 from minrl.sampling import (
     adapt_sampling,
@@ -22,7 +23,6 @@ from minrl.sampling import (
     training_plan,
     warn_of_failures,
 )
-from minrl.types import Example, LostEpisode, Reward, TrainState, UserError
 
 
 def config_of(prompts=4, temperature=1.0, **sampling):

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from minrl.dataflow import UserError
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox import seccomp, walls
 from minrl.sandbox.calls import LEVELS, Call, Limits, Outcome, SandboxError
 from minrl.sandbox.process import FIRST_UID
-from minrl.types import UserError
 
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mib=512, file_mib=16, processes=24)
 """For programs that end by themselves, however slow the machine."""

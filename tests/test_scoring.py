@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from minrl.batch import micro_batches, pack
+from minrl.dataflow import UserError
 from minrl.models import (
     loading,  # noqa: F401 - registers packed attention with transformers
     scoring,
@@ -26,7 +27,6 @@ from minrl.models import logprobs as output_head
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.scoring import Method, padded_rows, row_tokens, score, set_method
 from minrl.run.verify import verify
-from minrl.types import UserError
 
 SMALL = {
     "vocab_size": 40,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from minrl.dataflow import Example
 from minrl.tasks import load_task
 from minrl.tasks.sentences import INSTRUCTION, PROGRESS_REWARD, SentencesOptions, reward
-from minrl.types import Example
 
 QUESTION = INSTRUCTION.format(least=4, most=20, first="garden", second="letter")
 EXAMPLE = Example("", QUESTION, {"words": ["garden", "letter"], "least": 4, "most": 20})

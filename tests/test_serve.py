@@ -18,6 +18,7 @@ import openai
 import pytest
 
 import minrl.run.setup  # noqa: F401 - the programs that are forked need it
+from minrl.dataflow import Completion, Request, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.models import find_runs
@@ -25,7 +26,6 @@ from minrl.tools.serve import sampler as sampling
 from minrl.tools.serve import serve
 from minrl.tools.serve.api import ApiRequest
 from minrl.tools.serve.config import ServeConfig
-from minrl.types import Completion, Request, UserError
 from minrl.utils.cli import parse
 from tests import evaluated
 from tests.forked import Forked

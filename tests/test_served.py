@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from minrl.dataflow import Example, UserError
 from minrl.evaluate import generate
-from minrl.types import Example, UserError
 from tests import evaluated
 from tests.chat_server import ChatServer, answer
 from tests.evaluated import files_of, rows_of, run, summary_of

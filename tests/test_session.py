@@ -11,6 +11,7 @@ from loguru import logger as log
 
 from minrl.algorithms import Advantages
 from minrl.config import TrainerConfig
+from minrl.dataflow import LostEpisode, Reward, TrainState, UserError
 from minrl.optimizer import make_optimizer
 from minrl.report.rollouts import packed_steps
 from minrl.rollout import Rollouts
@@ -23,7 +24,6 @@ from minrl.tracking import session as module
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.timers import TIMERS, timed
-from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
 from minrl.utils.console import Screen
 from minrl.utils.statistics import Evaluation

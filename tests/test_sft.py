@@ -21,6 +21,7 @@ from together import together
 
 from minrl.__main__ import main
 from minrl.config import OptimizerConfig, TrainerConfig
+from minrl.dataflow import TrainState, UserError
 from minrl.models.distributed import Processes
 from minrl.optimizer import make_optimizer
 from minrl.run.setup import Parts
@@ -41,7 +42,6 @@ from minrl.tasks import load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.tracking import session as logger
 from minrl.tracking.session import Session
-from minrl.types import TrainState, UserError
 from tests.forked import Forked
 from tests.killing import killed_at, signalled_at
 

@@ -13,13 +13,13 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from minrl.__main__ import main
 from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from minrl.dataflow import UserError
 from minrl.models.loading import load_model, save_model, word_tokenizer
 from minrl.models.lora import Adapters
 from minrl.models.modules import ExactRouter
 from minrl.policy import as_policy
 from minrl.run.checkpoint import damage, save_policy
 from minrl.run.setup import without_storage
-from minrl.types import UserError
 
 STEPS = 4
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from minrl.__main__ import main
+from minrl.dataflow import UserError
 from minrl.tools import sweep as program
 from minrl.tools.sweep import read_plan
-from minrl.types import UserError
 from minrl.utils.processor import own_cores
 from tests.parsed import parsed
 

@@ -8,13 +8,13 @@ from itertools import product
 
 import pytest
 
+from minrl.dataflow import Example, UserError
 from minrl.tasks import OFFER_WORDS, TASK_DEFINITIONS, load_task
 from minrl.tasks.countdown import FORMAT_REWARD, evaluate_expression
 from minrl.tasks.countdown import reward as countdown
 from minrl.tasks.hanoi import PROGRESS_REWARD, HanoiOptions, best_move, distance, legal_moves, moved
 from minrl.tasks.hanoi import reward as hanoi
 from minrl.tasks.task import Dataset, DeferredDataset, extract_answer
-from minrl.types import Example, UserError
 
 LOADED = {name: load_task(name) for name in TASK_DEFINITIONS}
 GENERATED = [name for name, task in LOADED.items() if not isinstance(task.dataset, DeferredDataset)]

@@ -7,9 +7,10 @@ import torch
 from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
 from safetensors.torch import load_file
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
 from minrl.config import RolloutConfig, TrainerConfig
+from minrl.dataflow import Example, Reward, UserError
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
@@ -17,7 +18,6 @@ from minrl.run.checkpoint import save_policy
 from minrl.run.teacher import TeacherPrompt, require_same_tokens, teacher_prompt
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from minrl.types import Example, Reward, UserError
 from tests.killing import killed_at
 from tests.test_train_loop import loop
 
@@ -169,7 +169,7 @@ FLAGS = ["--steps", "3", "--save-every", "1", "--no-eval-first", "--minibatches-
 def test_a_killed_run_ends_as_one_that_was_never_stopped(taught, tmp_path, monkeypatch):
     flags = [*FLAGS, "--algorithm", "distill"]
     taught(*flags, "--run-name", "whole")
-    with killed_at(train, "update_policy", 2):
+    with killed_at(trainer, "update_policy", 2):
         taught(*flags, "--run-name", "killed")
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--resume", str(tmp_path / "runs" / "killed")]) == 0

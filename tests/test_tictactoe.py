@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from minrl.config import BaseModelConfig
+from minrl.dataflow import Completion, Example, Turn
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import Plan, rollout
 from minrl.run.base_model import _demonstration, make_base_model
@@ -29,7 +30,6 @@ from minrl.tasks.tictactoe import (
     value,
     winner,
 )
-from minrl.types import Completion, Example, Turn
 from tests.conftest import CPU
 
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 import minrl
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
+from minrl.dataflow import Example, Reward, UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.tasks import Dataset, Task
-from minrl.types import Example, Reward, UserError
 from tests.say_sevens import count_sevens
 
 
@@ -138,8 +138,8 @@ def test_a_task_object_is_trained_by_a_call(sevens_model, sevens, tmp_path):
 def test_settings_that_were_not_given_have_the_defaults_of_the_models_size(monkeypatch):
     monkeypatch.setattr("minrl.run.defaults.num_weights", lambda name, runs_dir: 135_000_000)
     opened = []
-    monkeypatch.setattr(train, "open_run", lambda settings, options, flags: opened.append(settings))
-    monkeypatch.setattr(train, "_run", lambda run, started: (0, {}))
+    monkeypatch.setattr(trainer, "open_run", lambda settings, options, flags: opened.append(settings))
+    monkeypatch.setattr(trainer, "_run", lambda run, started: (0, {}))
     given = {"model_id": "some/model", "device": "cpu", "learning_rate": 3e-4}  # the default of the base model
     minrl.train(TrainerConfig(**given))
     minrl.train(TrainerConfig(**given).with_settings(seed=1, group_size=2))

@@ -13,9 +13,9 @@ from gradients import CPU, fixed_rollouts, settings, tiny_policy
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
+from minrl.dataflow import SOLO, Reward, TrainState
 from minrl.losses import Tokens, policy_loss
 from minrl.models.distributed import Processes
-from minrl.types import SOLO, Reward, TrainState
 from minrl.update import counted_rollouts, token_weights
 
 pytestmark = pytest.mark.trl

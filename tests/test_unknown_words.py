@@ -2,9 +2,9 @@
 
 import pytest
 
+from minrl.dataflow import Example, Reward, UserError
 from minrl.run.base_model import check_task_words, check_words, prompts_read, require_words
 from minrl.tasks import Dataset, Task
-from minrl.types import Example, Reward, UserError
 from tests.conftest import CPU
 
 

@@ -11,10 +11,10 @@ from together import together
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.batch import pack
+from minrl.dataflow import Reward, TrainState
 from minrl.models.distributed import Processes
 from minrl.models.scoring import score
 from minrl.optimizer import learning_rate
-from minrl.types import Reward, TrainState
 
 BOUND = 1e-6
 """In double precision; transformers' RMSNorm computes in float32 inside."""

@@ -6,8 +6,8 @@ import time
 import pytest
 from rollout_runs import line, write_run
 
+from minrl.dataflow import Reward
 from minrl.report.rollouts import make_page
-from minrl.types import Reward
 
 pytestmark = pytest.mark.browser
 

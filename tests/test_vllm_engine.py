@@ -12,6 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minrl.config import EngineConfig, LoraConfig, ModelConfig
+from minrl.dataflow import Completion, Request, UserError
 from minrl.engines import Engine, Sampling
 from minrl.engines import vllm as vllm_engine
 from minrl.engines.torch_engine import TorchEngine
@@ -22,7 +23,6 @@ from minrl.models.launch import Launch
 from minrl.models.loading import word_tokenizer
 from minrl.models.lora import Adapters, MergedWeights
 from minrl.policy import Policy, as_policy
-from minrl.types import Completion, Request, UserError
 
 REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 

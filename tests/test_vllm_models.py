@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from minrl.config import EngineConfig, TrainerConfig
+from minrl.dataflow import UserError
 from minrl.engines import BATCH_INVARIANT, takes_vllm, vllm_sync
 from minrl.engines import vllm as vllm_engine
 from minrl.engines.vllm import PolicyClasses, refused
@@ -35,7 +36,6 @@ from minrl.engines.vllm_sync import (
     unread,
 )
 from minrl.run import preflight
-from minrl.types import UserError
 from tests.vllm_models import CHANGES, TABLE, TOLERANCE, compare_apart
 
 REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())

@@ -15,6 +15,7 @@ from crew import crew
 
 from minrl.__main__ import main
 from minrl.config import EngineConfig
+from minrl.dataflow import Request, UserError
 from minrl.engines import Engine, Sampling, make_engine, vllm_server
 from minrl.engines.torch_engine import TorchEngine, mix_seed
 from minrl.engines.vllm_server import ServerEngine, claimed, private_urls, server_command
@@ -23,7 +24,6 @@ from minrl.models.distributed import Processes
 from minrl.models.sharding import master_weights
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import sharded_policy
-from minrl.types import Request, UserError
 from tests.conftest import CPU
 from tests.fake_vllm import FakeVllm
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from minrl.dataflow import Job
 from minrl.rewards import worker_process
 from minrl.rewards.begun import Begun
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.worker_process import READY, Worker
 from minrl.rewards.workers import Workers
 from minrl.tasks.grader import Grader, OutOfTime, bounded
-from minrl.types import Job
 from minrl.utils.signals import STOP_SIGNALS
 from tests import jobs
 from tests.apart import apart
@@ -82,7 +82,7 @@ def test_a_worker_ends_with_the_trainer_also_in_a_job(tmp_path):
         "import sys, time\n"
         "from minrl.rewards.begun import Begun\n"
         "from minrl.rewards.worker_process import Worker\n"
-        "from minrl.types import Job\n"
+        "from minrl.dataflow import Job\n"
         "one = Worker()\n"
         "one.start(Begun(Job(time.sleep, (3600,))), 60.0)\n"
         "one.receive()\n"
@@ -198,7 +198,7 @@ def test_nothing_runs_after_close():
 
 def test_workers_end_when_the_process_that_started_them_is_killed():
     code = (
-        "import os, signal; from minrl.types import Job; from minrl.rewards.workers import Workers\n"
+        "import os, signal; from minrl.dataflow import Job; from minrl.rewards.workers import Workers\n"
         "pool = Workers(1, 60.0); print(pool.run([Job(os.getpid)])[0], flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from minrl.dataflow import SOLO, Example, Job, Reward
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import reward_of
-from minrl.types import SOLO, Example, Job, Reward
 
 EXAMPLE = Example("the third", "1 + 1", {"answer": "2"})
 

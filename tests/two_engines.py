@@ -12,6 +12,7 @@ import torch
 from gradients import CPU
 
 from minrl.config import EngineConfig, ModelConfig
+from minrl.dataflow import SOLO, Example, Reward, Turn
 from minrl.engines.vllm import VllmEngine
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
@@ -22,7 +23,6 @@ from minrl.rollout import Plan, Rollouts, rollout
 from minrl.run.setup import sharded_policy
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from minrl.types import SOLO, Example, Reward, Turn
 
 WORDS = [f"w{number}" for number in range(60)]
 

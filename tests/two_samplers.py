@@ -5,6 +5,7 @@ from dataclasses import asdict
 from gradients import tiny_policy
 
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
+from minrl.dataflow import Example, Reward, TrainState
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.distributed import Processes
 from minrl.policy import Policy
@@ -12,7 +13,6 @@ from minrl.rewards.workers import Workers
 from minrl.sampling import adapt_sampling, sample_groups
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from minrl.types import Example, Reward, TrainState
 
 PROMPTS, STEPS = 6, 4
 

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from minrl import train
+from minrl import trainer
 from minrl.__main__ import main as program
+from minrl.dataflow import SOLO, Example, Reward, Turn, UserError
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.tracking.session import Session
-from minrl.types import SOLO, Example, Reward, Turn, UserError
 from minrl.utils.cli import run_main
 
 PROMPTS, GROUP = 4, 4
@@ -66,17 +66,17 @@ def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, i
         f"--minibatches-per-pass 4 --eval-every 2 --eval-examples {EVALUATED} --eval-samples 4 --rollouts-every 1 "
         "--max-unscorable-frac 0.9 --reward-workers 6 --threads 1 --device cpu --quiet --no-preflight --steps 9"
     )
-    loop = train.loop
+    loop = trainer.loop
 
     def watched(logger: Session) -> None:
         misbehaving.played["workers"] = logger.parts.workers.count
         loop(logger)
 
-    train.loop = watched
+    trainer.loop = watched
     try:
         status = program(["train", *flags.split()])
     finally:
-        train.loop = loop
+        trainer.loop = loop
         del TASK_DEFINITIONS["misbehaving"]
     return {"status": status, **misbehaving.played}
 
@@ -85,7 +85,7 @@ def main(model: str, folder: str, failing_rank: str = "") -> None:
     """This process of several, which writes down what it played. One fails while the others wait for it."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if failing_rank == str(rank):
-        train.make_batch = refuse
+        trainer.make_batch = refuse
     (Path(folder) / f"{rank}.json").write_text(json.dumps(run(Path(model), Path(folder), rank, count)))
 
 

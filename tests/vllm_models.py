@@ -25,12 +25,12 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMulti
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minrl.config import EngineConfig, ModelConfig
+from minrl.dataflow import CausalModel, Completion, Request, UserError
 from minrl.engines import Sampling
 from minrl.engines.vllm import installed_version
 from minrl.models.distributed import Processes
 from minrl.models.loading import word_tokenizer
 from minrl.policy import Policy, as_policy
-from minrl.types import CausalModel, Completion, Request, UserError
 
 TABLE = Path(__file__).parent.parent / "docs" / "models_vllm.json"
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
-from minrl.types import CausalModel
+from minrl.dataflow import CausalModel
 
 VOCABULARY, CONTEXT, WINDOW, CHUNK = 96, 256, 8, 8
 

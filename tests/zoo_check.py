@@ -24,6 +24,7 @@ from torch import Tensor
 
 from minrl.batch import make_batch
 from minrl.config import LoraConfig, ModelConfig, OptimizerConfig
+from minrl.dataflow import CausalModel, Request, Rollout, UserError
 from minrl.engines import Sampling
 from minrl.engines.decoders import has_own_decoder
 from minrl.engines.torch_engine import TorchEngine
@@ -33,7 +34,6 @@ from minrl.models.scoring import method_of, sampled_rollout
 from minrl.policy import Policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy
-from minrl.types import CausalModel, Request, Rollout, UserError
 from minrl.update import _streams
 from tests.zoo import NOT_MADE, VOCABULARY, class_of, names, small_model, small_tokenizer
 

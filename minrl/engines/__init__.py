@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 from loguru import logger
 
 from minrl.config import EngineConfig
+from minrl.dataflow import Completion, Request, UserError, require
 from minrl.policy import Policy
-from minrl.types import Completion, Request, UserError, require
 
 PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED = "prompt_tokens", "prompt_tokens_computed"
 """Facts that are summed over processes. Of all others the largest counts."""

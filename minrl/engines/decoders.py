@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minrl.dataflow import CausalModel
 from minrl.models.cpu import computed, few_rows_product, in_float32, ordered
 from minrl.models.lora import merged_weight
 from minrl.models.modules import held_bytes
 from minrl.models.scoring import method_of
 from minrl.models.shape import context_length
 from minrl.models.text import decoder_of
-from minrl.types import CausalModel
 
 OWN = frozenset(["llama", "mistral", "qwen2", "qwen3"])
 """The `model_type` of the models that `LlamaDecoder` takes, SmolLM and SmolLM2 among them."""

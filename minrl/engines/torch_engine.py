@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.batch import to_device
+from minrl.dataflow import CausalModel, Completion, Request, UserError
 from minrl.engines import (
     CACHE_GIB,
     PROMPT_TOKENS,
@@ -38,7 +39,6 @@ from minrl.models.shape import shape_of
 from minrl.models.sharding import free_whole, hold_whole
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
-from minrl.types import CausalModel, Completion, Request, UserError
 from minrl.utils.console import activity
 
 ROW_SIZES = 2

@@ -29,6 +29,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import EngineConfig
+from minrl.dataflow import CausalModel, Completion, Request, UserError, require
 from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Ended, Sampling, require_room
 from minrl.engines.torch_engine import mix_seed
 from minrl.engines.vllm_sync import (
@@ -52,7 +53,6 @@ from minrl.models.shape import keeps_states, shape_of
 from minrl.models.sharding import state_of
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
-from minrl.types import CausalModel, Completion, Request, UserError, require
 from minrl.utils.console import activity
 from minrl.utils.files import private_folder
 from minrl.utils.text import first_line

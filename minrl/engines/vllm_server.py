@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minrl.config import EngineConfig
+from minrl.dataflow import Completion, Request, UserError, require
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Ended, Sampling, require_room
 from minrl.engines.vllm import LONGEST_REASON, SUPPORTED, caches_prefixes, sampling_settings, save_shape
 from minrl.engines.vllm_sync import (
@@ -48,7 +49,6 @@ from minrl.engines.vllm_sync import (
 from minrl.models.lora import MergedWeights
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
-from minrl.types import Completion, Request, UserError, require
 from minrl.utils.console import activity
 from minrl.utils.files import atomic_folder, holder, lock
 from minrl.utils.keys import checked_url

@@ -19,10 +19,10 @@ import torch
 from loguru import logger
 from torch import Tensor, nn
 
+from minrl.dataflow import CausalModel, UserError
 from minrl.models.sharding import in_one_pass, master_weights, state_of
 from minrl.models.text import decoder_of, head_of
 from minrl.policy import Policy
-from minrl.types import CausalModel, UserError
 
 GAP_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 """Nats by which log-probabilities of engine and policy may differ on the probe, at temperature 1: the largest gap in

@@ -5,10 +5,10 @@ from fractions import Fraction
 from typing import Annotated, Literal
 
 from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig
-from minrl.types import require
+from minrl.dataflow import require
 from minrl.utils.cli import ALONE
 from minrl.utils.keys import require_variable
-from minrl.utils.settings import Bound, Bounded, Calls, Count, Grouped, Natural, Positive, Seed
+from minrl.utils.settings import Bound, Calls, Count, Grouped, Natural, Positive, Seed, Settings
 from minrl.utils.task_names import by_task, data_by_task, limits_by_task, split_tool, task_key, weights_of
 
 Stage = Literal["generate", "score"]
@@ -23,7 +23,7 @@ API = "openai:"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApiConfig(Bounded):
+class ApiConfig(Settings):
     """Requests to models behind an OpenAI-compatible server."""
 
     api_concurrency: Calls = 8

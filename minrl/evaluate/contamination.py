@@ -5,12 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from minrl.config import TaskOptions
+from minrl.dataflow import Example, UserError, require
 from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.models import TrainedRun, ancestors
 from minrl.run.records import digest_of, files_in
 from minrl.sft.demonstrations import question_of, read_demonstrations
 from minrl.tasks import Task, load_task, with_absolute_path
-from minrl.types import Example, UserError, require
 from minrl.utils.task_names import option_keys
 
 Marks = set[tuple[str, str]]

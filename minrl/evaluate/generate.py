@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from loguru import logger
 
+from minrl.dataflow import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 from minrl.engines import make_engine
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluate.config import EvaluateConfig
@@ -42,7 +43,6 @@ from minrl.run.preflight import answer_findings
 from minrl.run.setup import load_policy
 from minrl.tasks import Task
 from minrl.tasks.checked import named
-from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 from minrl.utils.console import activity
 from minrl.utils.files import append_jsonl, fsync, is_torn, read_jsonl, write_jsonl
 

@@ -15,6 +15,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import TaskOptions, TrainerConfig
+from minrl.dataflow import UserError, require
 from minrl.evaluate.config import API, EvaluateConfig
 from minrl.models.loading import cached_commit, made_here
 from minrl.models.lora import base_of
@@ -22,7 +23,6 @@ from minrl.run.checkpoint import HASHES, STATE, by_step, damage, read_state
 from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
 from minrl.run.folder import CONFIG, RunFolder, model_folder, resolve_model
 from minrl.run.setup import START, TEACHER
-from minrl.types import UserError, require
 from minrl.utils.cli import Command, from_dict
 from minrl.utils.keys import checked_url
 from minrl.utils.settings import converted, flag_of

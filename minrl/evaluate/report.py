@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from minrl.dataflow import Reward
 from minrl.evaluate.generate import GREEDY, SAMPLED, EvaluatedTask, EvaluationPlan, Key, Row
 from minrl.evaluate.score import NOBODY, facts_of, judge_failed
 from minrl.report.charts import (
@@ -30,7 +31,6 @@ from minrl.report.charts import (
     wrapped,
 )
 from minrl.report.page import escaped, markdown_table
-from minrl.types import Reward
 from minrl.utils.console import Table
 from minrl.utils.files import write_json, write_jsonl, write_text
 from minrl.utils.statistics import (

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions
+from minrl.dataflow import require
 from minrl.evaluate.config import EvaluateConfig
 from minrl.rewards.completions import score_file
 from minrl.rewards.judge import open_judge
 from minrl.rewards.workers import Workers
 from minrl.tasks import load_task
-from minrl.types import require
 from minrl.utils.cli import Command
 from minrl.utils.files import write_text
 from minrl.utils.task_names import task_key

@@ -10,12 +10,12 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.dataflow import SOLO, Job, Reward
 from minrl.evaluate.generate import EvaluationPlan, Key, Row, append_rows, episode_rng, key_of
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.episode import Play
 from minrl.rewards.judge import Judge, judged
 from minrl.rewards.workers import Workers
-from minrl.types import SOLO, Job, Reward
 from minrl.utils.console import activity
 
 PER_WORKER = 16

@@ -12,6 +12,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import JudgeConfig, TaskOptions
+from minrl.dataflow import UserError, require
 from minrl.evaluate.config import STAGES, EvaluateConfig, Stage
 from minrl.evaluate.generate import (
     EvaluatedTask,
@@ -32,7 +33,6 @@ from minrl.run.records import changes, provenance
 from minrl.run.setup import no_frozen_role
 from minrl.tasks import load_task
 from minrl.tasks.programs import programs
-from minrl.types import UserError, require
 from minrl.utils.cli import plain_options
 from minrl.utils.console import activity
 from minrl.utils.files import LOCK, holder, lock, names_in, read_record, write_json, writing

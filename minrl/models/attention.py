@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Stream, to_device
+from minrl.dataflow import CausalModel, UserError
 from minrl.models.attention_cpu import LONGEST, ShortRows, attend_in_rows, plan_rows
 from minrl.models.cpu import computed
-from minrl.types import CausalModel, UserError
 
 ATTENTION = "minrl_packed"
 """The name of `packed_attention` among transformers' attention functions."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.dataflow import SOLO, Message, Prompt, Rollout, UserError, require
 from minrl.models.thoughts import (
     CLOSED,
     OPENED,
@@ -25,7 +26,6 @@ from minrl.models.thoughts import (
     special_tokens,
     without_special,
 )
-from minrl.types import SOLO, Message, Prompt, Rollout, UserError, require
 from minrl.utils.text import first_line, is_unicode, unmarked
 
 LONGEST_MARK = 32

@@ -6,9 +6,9 @@ from pathlib import Path
 from loguru import logger
 
 from minrl.config import FROM_FILE
+from minrl.dataflow import CausalModel, UserError, require
 from minrl.models.chat import ANSWERED, ChatTokenizer
 from minrl.models.lora import base_of
-from minrl.types import CausalModel, UserError, require
 
 TEXT = """{%- set text = message.content %}
 {%- if text is not string %}{%- set text = text | map(attribute='text') | join %}{%- endif %}

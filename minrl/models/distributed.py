@@ -24,10 +24,10 @@ from torch import Tensor, distributed
 from torch.distributed import all_reduce
 
 from minrl.config import ModelConfig
+from minrl.dataflow import UserError, require
 from minrl.models.cpu import keep_freed_memory, spin_less_when_busy
 from minrl.models.launch import NAMES, Launch, launched
 from minrl.models.memory import BUCKET
-from minrl.types import UserError, require
 from minrl.utils.processor import cpu_cores, own_cores
 from minrl.utils.signals import tell
 from minrl.utils.text import first_line, printable, without_keys

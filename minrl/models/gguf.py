@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from minrl.types import CausalModel, UserError, require
+from minrl.dataflow import CausalModel, UserError, require
 from minrl.utils.text import first_line
 
 SETTINGS = {

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from minrl.types import UserError, require
+from minrl.dataflow import UserError, require
 
 HOW = "start the processes with torchrun, accelerate launch or srun"
 

@@ -26,6 +26,7 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
+from minrl.dataflow import CausalModel, UserError, require
 from minrl.models.attention import ATTENTION, packed_attention
 from minrl.models.chat import CHAT_TEMPLATE
 from minrl.models.gguf import (
@@ -40,7 +41,6 @@ from minrl.models.gguf import (
 from minrl.models.modules import exact_routers
 from minrl.models.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized
 from minrl.models.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
-from minrl.types import CausalModel, UserError, require
 from minrl.utils.text import LFS_POINTER, first_line
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)

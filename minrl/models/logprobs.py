@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minrl.dataflow import CausalModel
 from minrl.models.cpu import add_summed_product, computed, few_rows_product, in_float32, ordered, product
 from minrl.models.lora import merged_weight
 from minrl.models.text import head_of
-from minrl.types import CausalModel
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**27}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 512 MiB: in the backward pass each

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from minrl.config import LoraConfig
+from minrl.dataflow import CausalModel, UserError, require
 from minrl.models.cpu import in_float32
 from minrl.models.modules import (
     READ_DIRECTLY,
@@ -38,7 +39,6 @@ from minrl.models.modules import (
 from minrl.models.sharding import full_tensor
 from minrl.models.source import PICKLE
 from minrl.models.text import foreign_modules, train_text
-from minrl.types import CausalModel, UserError, require
 from minrl.utils.files import read_record
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from minrl.batch import Stream, to_device
+from minrl.dataflow import CausalModel, Rollout, UserError
 from minrl.models.attention import ATTENTION, StreamAttention
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import chunked_logprobs, output_head
 from minrl.models.sharding import in_one_pass
 from minrl.models.text import decoder_of, layers_of
-from minrl.types import CausalModel, Rollout, UserError
 
 Decoding = Literal["own", "cached", "aligned", "recomputed"]
 

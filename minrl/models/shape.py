@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from minrl.types import CausalModel
+from minrl.dataflow import CausalModel
 
 CONTEXTS = (
     "max_position_embeddings",

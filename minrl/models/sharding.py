@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from minrl.dataflow import CausalModel
 from minrl.models.distributed import Processes, own_group
 from minrl.models.modules import recast_linears
 from minrl.models.text import decoder_of, foreign_modules, layers_of
-from minrl.types import CausalModel
 
 R = TypeVar("R")
 

@@ -8,7 +8,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 from transformers.utils import cached_file
 
-from minrl.types import require
+from minrl.dataflow import require
 
 AUTO_CLASSES = (AutoModelForCausalLM, AutoModelForMultimodalLM)
 

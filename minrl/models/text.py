@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minrl.types import CausalModel
+from minrl.dataflow import CausalModel
 
 FOREIGN = re.compile(r"vision|visual|image|audio|speech|cross_?att")
 """Modules inside a multimodal model's decoder, by name, that a text does not pass through."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from minrl.dataflow import Rollout
 from minrl.policy import Policy
-from minrl.types import Rollout
 from minrl.update import Update
 
 BROKEN = "\ufffd"

@@ -17,19 +17,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minrl.dataflow import UserError, require
 from minrl.report.runs import REPORTS, SMOOTHING, RunData, Score, is_report, read_ends, read_runs
 from minrl.run.folder import RunFolder
-from minrl.types import UserError, require
 from minrl.utils.cli import Command, typed
 from minrl.utils.files import LOCK, holder, is_locked
-from minrl.utils.settings import Bounded, ShareBelowOne
+from minrl.utils.settings import Settings, ShareBelowOne
 
 LONGEST_NAME = 160
 """Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig(Bounded):
+class ReportConfig(Settings):
     """Summarize runs side by side, as a page and as Markdown. The runs come first, by folder or by
     name; without any, all runs are listed.
 

@@ -25,12 +25,12 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from loguru import logger
 
+from minrl.dataflow import UserError, require
 from minrl.models.chat import text_of
 from minrl.run.folder import ROLLOUT_SCHEMA, RunFolder
-from minrl.types import UserError, require
 from minrl.utils.cli import Command, typed
 from minrl.utils.files import write_text
-from minrl.utils.settings import Bound, Bounded
+from minrl.utils.settings import Bound, Settings
 from minrl.utils.text import json_text, printable
 
 PAGE = "rollouts.html"
@@ -52,7 +52,7 @@ Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits(Bounded):
+class Limits(Settings):
     """Limits that let the page of a run of any size open at once. The page says what was left out."""
 
     tokens_per_step: Annotated[int, Bound(least=1, zero="all")] = 150_000

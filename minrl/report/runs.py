@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minrl.dataflow import require
 from minrl.run.folder import METRICS, RunFolder, without_nulls
-from minrl.types import require
 from minrl.utils.files import read_line
 from minrl.utils.task_names import task_key
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from threading import BoundedSemaphore, Event, Thread
 from typing import Any
 
+from minrl.dataflow import Job
 from minrl.rewards.worker import call
-from minrl.types import Job
 
 SLOTS = BoundedSemaphore(256)
 """Concurrent jobs that wait for a server."""

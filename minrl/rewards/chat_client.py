@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from loguru import logger
 
-from minrl.types import Message, UserError, require
+from minrl.dataflow import Message, UserError, require
 from minrl.utils.keys import KEY_VARIABLE, OPENAI_HOST, checked_url, is_openai
 from minrl.utils.text import without_keys
 

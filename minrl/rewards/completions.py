@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from minrl.dataflow import Example, Job, Prompt, Reward, UserError, require
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import Task
-from minrl.types import Example, Job, Prompt, Reward, UserError, require
 from minrl.utils.files import atomic_write, same_file
 
 Row = dict[str, Any]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any
 
+from minrl.dataflow import Example, Job, Mistake, Reward, Turn
 from minrl.rewards.workers import Failure
 from minrl.tasks import Task
 from minrl.tasks.checked import mistaken, named
-from minrl.types import Example, Job, Mistake, Reward, Turn
 
 
 class Play:

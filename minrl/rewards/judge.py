@@ -27,11 +27,11 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import JudgeConfig
+from minrl.dataflow import Episode, Example, Job, Mistake, Prompt, Reward, Turn, UserError
 from minrl.models import chat
 from minrl.rewards.chat_client import ChatClient, ChatRefusal
 from minrl.rewards.reply_cache import ReplyCache
 from minrl.tasks import Task
-from minrl.types import Episode, Example, Job, Mistake, Prompt, Reward, Turn, UserError
 from minrl.utils.text import digest_of, stable_text, unmarked
 
 BEST = 10

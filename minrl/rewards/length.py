@@ -23,7 +23,7 @@ from itertools import compress
 from statistics import fmean, pstdev
 
 from minrl.config import TrainerConfig
-from minrl.types import Reward, Rollout, UserError
+from minrl.dataflow import Reward, Rollout, UserError
 
 PART = "length"
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from threading import Lock
 
-from minrl.types import UserError
+from minrl.dataflow import UserError
 
 BUSY_S = 60.0
 """How long another process may hold the file."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from minrl.dataflow import Job, Mistake
 from minrl.tasks.grader import Grader, Reason
-from minrl.types import Job, Mistake
 from minrl.utils.signals import die_with_parent, ignore_stop_signals
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.dataflow import Job
 from minrl.rewards.begun import Begun
 from minrl.rewards.printed import PRINTED
 from minrl.rewards.worker import Failure, Lost, call
 from minrl.rewards.worker_process import READY, Worker
 from minrl.tasks.grader import Grader
-from minrl.types import Job
 from minrl.utils.console import activity
 from minrl.utils.processor import cpu_cores
 

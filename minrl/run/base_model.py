@@ -20,6 +20,7 @@ from loguru import logger
 
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
+from minrl.dataflow import Example, Prompt, Rollout, require
 from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout, text_of
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
@@ -31,7 +32,6 @@ from minrl.run.run import Run
 from minrl.tasks import Task, offered_words
 from minrl.tasks.mixture import mixture
 from minrl.tasks.programs import programs_outside
-from minrl.types import Example, Prompt, Rollout, require
 from minrl.utils import text
 from minrl.utils.console import Screen
 from minrl.utils.files import atomic_folder, lock_in_turn

@@ -21,12 +21,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from minrl.dataflow import TrainState, UserError, require
 from minrl.models.loading import save_model
 from minrl.models.lora import ADAPTER, SUBFOLDER, MergedWeights
 from minrl.models.sharding import full_tensor, gathered, master_weights, named_weights, part_of, sharded, state_of
 from minrl.policy import Policy
 from minrl.run.stopping import best_of, scores_of
-from minrl.types import TrainState, UserError, require
 from minrl.utils.files import atomic_folder, read_json, read_record, write_json
 
 STATE = "trainer.json"

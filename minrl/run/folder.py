@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from minrl.types import UserError, require
+from minrl.dataflow import UserError, require
 from minrl.utils.files import read_json, read_jsonl, read_record
 
 CONFIG, SUMMARY, METRICS, FINGERPRINTS = "config.json", "summary.json", "metrics.jsonl", "fingerprints.jsonl"

@@ -20,6 +20,7 @@ from loguru import logger
 import minrl
 from minrl.batch import pack
 from minrl.config import TrainerConfig
+from minrl.dataflow import CausalModel, Example, Rollout, require
 from minrl.engines import CACHE_GIB, Engine, takes_vllm
 from minrl.engines.decoders import has_own_decoder
 from minrl.engines.torch_engine import footprint
@@ -35,7 +36,6 @@ from minrl.rollout import Plan, Rollouts, rollout
 from minrl.run.defaults import OWN_BASE, num_text, rates_for, sizes_for
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
-from minrl.types import CausalModel, Example, Rollout, require
 from minrl.utils.console import duration
 from minrl.utils.files import free_bytes
 from minrl.utils.task_names import task_key

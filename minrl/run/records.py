@@ -19,6 +19,7 @@ import torch
 from loguru import logger
 
 import minrl
+from minrl.dataflow import TrainState
 from minrl.models.launch import place
 from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import discard_after
@@ -26,7 +27,6 @@ from minrl.run.defaults import differing
 from minrl.run.folder import AT_BEST, CONFIG, OWNER, SUMMARY, RunFolder
 from minrl.run.run import Run
 from minrl.tasks.programs import files_outside
-from minrl.types import TrainState
 from minrl.utils.cli import near, to_dict, tool, typed
 from minrl.utils.files import write_json
 from minrl.utils.settings import flag_of

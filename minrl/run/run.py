@@ -18,12 +18,12 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import ENDS, TaskOptions, TrainerConfig, with_absolute_paths
+from minrl.dataflow import UserError, require
 from minrl.models.distributed import Processes
 from minrl.run.checkpoint import STATE, by_step, damage, newest_complete, step_of
 from minrl.run.defaults import full_name
 from minrl.run.folder import CONFIG, RunFolder, model_folder
 from minrl.tasks import OWNERS, flag_identifier
-from minrl.types import UserError, require
 from minrl.utils.cli import from_dict, near, to_dict, typed
 from minrl.utils.files import LOCK, holder, lock, names_in, refusal
 from minrl.utils.settings import flag_of

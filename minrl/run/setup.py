@@ -15,6 +15,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import ModelConfig, TrainerConfig
+from minrl.dataflow import CausalModel, TrainState, UserError, require
 from minrl.engines import Engine, make_engine, takes_vllm
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluation import evaluate
@@ -37,7 +38,6 @@ from minrl.run.teacher import require_same_tokens, teacher_prompt
 from minrl.run.verify import verify
 from minrl.tasks import Task, load_task
 from minrl.tasks.mixture import mixture
-from minrl.types import CausalModel, TrainState, UserError, require
 from minrl.utils.console import Screen, activity
 from minrl.utils.files import require_writable
 from minrl.utils.statistics import Evaluation, together

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from minrl.config import EvaluationConfig
+from minrl.dataflow import TrainState
 from minrl.models.distributed import Processes
-from minrl.types import TrainState
 from minrl.utils.signals import Stopped, answered, ignore_stop_signals, tell
 
 

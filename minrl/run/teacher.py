@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from minrl.config import ANSWER, TrainerConfig
+from minrl.dataflow import Example, Prompt, Rollout, require
 from minrl.models.chat import text_of
 from minrl.policy import Policy
 from minrl.run.base_model import PROMPTS_READ, check_words, prompts_read
 from minrl.tasks import Task
-from minrl.types import Example, Prompt, Rollout, require
 from minrl.utils.task_names import task_key
 
 _PLACEHOLDER = re.compile(r"\{(prompt|answer)\}")

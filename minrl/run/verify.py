@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from minrl.batch import pack
+from minrl.dataflow import CausalModel, Rollout, UserError
 from minrl.engines.decoders import has_own_decoder, make_decoder
 from minrl.engines.torch_engine import footprint
 from minrl.models.logprobs import output_head
 from minrl.models.scoring import Decoding, Method, method_of, sampled_rollout, score, set_method
 from minrl.models.shape import context_length
 from minrl.models.text import decoder_of, layers_of
-from minrl.types import CausalModel, Rollout, UserError
 from minrl.utils.text import first_line
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from minrl.dataflow import UserError, require
 from minrl.sandbox import seccomp, walls
-from minrl.types import UserError, require
 from minrl.utils.files import private_folder
 
 Status = Literal["ok", "error", "timeout", "memory", "output"]

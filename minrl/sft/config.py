@@ -18,9 +18,9 @@ from minrl.config import (
     RolloutConfig,
     TrainerConfig,
 )
-from minrl.types import require
+from minrl.dataflow import require
 from minrl.utils.files import same_file
-from minrl.utils.settings import Bound, Bounded, Count, Grouped, Natural, Positive, ShareBelowOne
+from minrl.utils.settings import Bound, Count, Grouped, Natural, Positive, Settings, ShareBelowOne
 from minrl.utils.task_names import task_key, weights_of
 
 LONGEST_FILE = 80
@@ -28,7 +28,7 @@ LONGEST_FILE = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig(Bounded):
+class RewardConfig(Settings):
     """The task and how its rewards are computed."""
 
     task: str = "countdown"
@@ -83,7 +83,7 @@ class FineTuningConfig(Grouped):
         return self.trainer.task_names
 
 
-def _settings_of(cls: type[Bounded], values: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of those settings that the class has."""
     return {one.name: values[one.name] for one in fields(cls) if one.name in values}  # type: ignore[arg-type]
 

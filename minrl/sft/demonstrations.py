@@ -15,6 +15,7 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.dataflow import Prompt, Rollout, UserError, require
 from minrl.models.chat import as_rollout, refuse_images, text_of
 from minrl.policy import Policy
 from minrl.run.base_model import check_words, shown_text
@@ -24,7 +25,6 @@ from minrl.tasks.checked import is_prompt
 from minrl.tasks.custom import TEMPLATE_COLUMNS
 from minrl.tasks.data import read_rows
 from minrl.tasks.task import is_held_out
-from minrl.types import Prompt, Rollout, UserError, require
 
 Ids = tuple[int, ...]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from loguru import logger as log
 
+from minrl.dataflow import Example, Rollout, TrainState
 from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
@@ -35,7 +36,6 @@ from minrl.tasks.checked import refuse_mistakes
 from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
 from minrl.tracking.writers import require_logger
-from minrl.types import Example, Rollout, TrainState
 from minrl.utils.cli import Command
 from minrl.utils.console import activity
 from minrl.utils.files import write_jsonl

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minrl.dataflow import UserError
 from minrl.rewards.completions import read_lines, score_lines
 from minrl.rewards.workers import Workers
 from minrl.sft.config import FilterConfig
 from minrl.tasks import Task, load_task
-from minrl.types import UserError
 from minrl.utils.cli import Command
 from minrl.utils.files import atomic_write
 

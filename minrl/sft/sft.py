@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from minrl.dataflow import TrainState, UserError, require
 from minrl.rollout import rollout
 from minrl.run.defaults import with_defaults
 from minrl.run.folder import RunFolder
@@ -25,7 +26,6 @@ from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
 from minrl.tracking.writers import require_logger
-from minrl.types import TrainState, UserError, require
 from minrl.utils.cli import Command
 from minrl.utils.files import read_json, write_json
 from minrl.utils.task_names import task_key

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from minrl.batch import pack
 from minrl.config import OptimizerConfig
+from minrl.dataflow import Rollout, TrainState
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
 from minrl.tracking.session import Session
-from minrl.types import Rollout, TrainState
 from minrl.update import optimizer_step
 from minrl.utils.console import activity
 from minrl.utils.statistics import Evaluation

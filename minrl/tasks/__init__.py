@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar, cast
 
+from minrl.dataflow import UserError, require
 from minrl.tasks.custom import (
     NoOptions,
     definition_in_file,
@@ -19,7 +20,6 @@ from minrl.tasks.custom import (
     with_absolute_path,
 )
 from minrl.tasks.task import Dataset, Task, TaskDefinition, ToolDefinition
-from minrl.types import UserError, require
 from minrl.utils.task_names import option_keys, split_tool, task_key
 
 T = TypeVar("T")

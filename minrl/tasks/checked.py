@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from minrl import types
-from minrl.types import Episode, Example, Job, Mistake, Reward, Turn, UserError, finite
+from minrl import dataflow
+from minrl.dataflow import Episode, Example, Job, Mistake, Reward, Turn, UserError, finite
 from minrl.utils.text import is_unicode, stable_text
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def of_the_task(what: str) -> Iterator[None]:
 
 def _place(error: Exception) -> str:
     """The line of the task's code that the mistake came from, if it is known."""
-    own = {__file__, types.__file__}
+    own = {__file__, dataflow.__file__}
     lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename not in own]
     lines = [one for one in lines if one.filename[0] != "<" and "beartype" not in one.filename]
     return f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""

@@ -27,14 +27,14 @@ from typing import Annotated, Any, Literal
 
 from loguru import logger
 
+from minrl.dataflow import Example, Reward, UserError
 from minrl.models.thoughts import after_thoughts
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Call, Limits
 from minrl.tasks import code_judge
 from minrl.tasks.data import Row, Source, identity, load_each
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
-from minrl.types import Example, Reward, UserError
-from minrl.utils.settings import Bound, Bounded, Positive
+from minrl.utils.settings import Bound, Positive, Settings
 
 MBPP = Source(
     "google-research-datasets/mbpp",
@@ -66,7 +66,7 @@ name that a script does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeOptions(Bounded):
+class CodeOptions(Settings):
     """Which problems, what is paid, and what a program may use."""
 
     prefix = "code."

@@ -29,12 +29,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from minrl.dataflow import Episode, Example, Job, Prompt, Reward, Turn, require
 from minrl.models.thoughts import after_thoughts
 from minrl.sandbox.calls import Limits, describe, describe_python, python, run
 from minrl.tasks.grader import Grader, Reason
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
-from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
-from minrl.utils.settings import Bound, Bounded, Count, Positive
+from minrl.utils.settings import Bound, Count, Positive, Settings
 from minrl.utils.text import unmarked
 
 WRITER_RULES = (
@@ -115,7 +115,7 @@ them, and no name that begins with two underscores.
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeGameOptions(Bounded):
+class CodeGameOptions(Settings):
     """The rules of the game."""
 
     prefix = "code_game."

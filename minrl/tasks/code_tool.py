@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from minrl.dataflow import Example, Prompt, Reward, require
 from minrl.tasks.answers import plain_characters, unwrapped
 from minrl.tasks.python_tool import CLOSE, OPEN, WORDS, PythonOptions, tool_message, with_instructions, with_python
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
-from minrl.types import Example, Prompt, Reward, require
 from minrl.utils.settings import Bound, Count
 
 INSTRUCTIONS = (

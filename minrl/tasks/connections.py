@@ -21,11 +21,11 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minrl.dataflow import Example, Reward, UserError, require
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.answers import plain_characters
 from minrl.tasks.data import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share
-from minrl.types import Example, Reward, UserError, require
 
 SOURCE = Source("tm21cy/NYT-Connections")
 """Its groups are under `answers`, each with `words`. `groups`, each with `members`, are read as well, and the form of

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from minrl.dataflow import Example, Reward, require
 from minrl.tasks.answers import plain_characters, unwrapped
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
-from minrl.types import Example, Reward, require
 
 INSTRUCTIONS = (
     "Combine the numbers with {operators} so that the result is the target. Use each number exactly once; "

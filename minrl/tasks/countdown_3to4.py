@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from minrl.dataflow import Example, Reward, require
 from minrl.models.thoughts import CLOSED, OPENED
 from minrl.tasks.countdown import MAX_ANSWER_CHARACTERS, OPERATORS, evaluate_plain, numbers_of
 from minrl.tasks.data import Row, Source, dataset_of
 from minrl.tasks.task import Task, TaskDefinition, check_held_out_share, extract_answer, weighted
-from minrl.types import Example, Reward, require
 
 SOURCE = Source("Jiayi-Pan/Countdown-Tasks-3to4", ("target", "nums"))
 TOLERANCE = Fraction(1, 100_000)

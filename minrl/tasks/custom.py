@@ -25,12 +25,12 @@ from random import Random
 from types import ModuleType, NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from minrl.dataflow import Example, Message, Mistake, Prompt, Reward, UserError, finite, require
 from minrl.tasks.checked import copied, demonstrated, is_blank, of_the_task
 from minrl.tasks.data import SUFFIXES, Row, Source, dataset_of, identity
 from minrl.tasks.task import Dataset, Demonstration, Sampled, Task, TaskDefinition
-from minrl.types import Example, Message, Mistake, Prompt, Reward, UserError, finite, require
 from minrl.utils.files import importing
-from minrl.utils.settings import Bounded, Share, converted, meant
+from minrl.utils.settings import Settings, Share, converted, meant
 from minrl.utils.task_names import mixed, weights_of
 from minrl.utils.text import digest_of, stable_text
 
@@ -362,7 +362,7 @@ TRL_LEFT_OUT = ("prompt", "completion", "completion_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutOptions(Bounded):
+class HeldOutOptions(Settings):
     """How the rows are divided."""
 
     held_out_share: Share = 0.2

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from minrl.dataflow import Example, Mistake, UserError, require
 from minrl.tasks.checked import HALF, encodable, require_example
 from minrl.tasks.task import Dataset, DeferredDataset, identity_of, in_order_of_identity, split
-from minrl.types import Example, Mistake, UserError, require
 from minrl.utils.text import LFS_POINTER, first_line, printable, stable_text
 
 T = TypeVar("T")

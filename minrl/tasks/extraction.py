@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from minrl.dataflow import Example, Prompt, Reward, require
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
-from minrl.types import Example, Prompt, Reward, require
 
 INSTRUCTION = 'Reply with a JSON object with the keys "name", "age" and "children".'
 KEYS_REWARD, FIELDS_REWARD = 0.1, 0.4

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from minrl.types import Reward
+from minrl.dataflow import Reward
 
 Reason = Literal["timeout", "memory", "crash"]
 

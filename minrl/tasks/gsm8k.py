@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from minrl.dataflow import Example, Reward, UserError, require
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.answers import CHANGES, boxed, plain_characters, unwrapped
 from minrl.tasks.data import Row, Source, answer_text, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
-from minrl.types import Example, Reward, UserError, require
 
 SOURCE = Source("openai/gsm8k", ("question", "answer"), {"train": "train", "held_out": "test"}, "main")
 INSTRUCTIONS = {

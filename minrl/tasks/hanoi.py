@@ -19,9 +19,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minrl.dataflow import Example, Reward, UserError, require
 from minrl.tasks.answers import plain_characters
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
-from minrl.types import Example, Reward, UserError, require
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 INSTRUCTIONS = (

@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from minrl.dataflow import Example, Reward, UserError, require
 from minrl.models.thoughts import after_thoughts, turn
 from minrl.tasks.answers import boxes_together
 from minrl.tasks.data import Row, Source, answer_text, dataset_of, identity, is_answer
 from minrl.tasks.grader import OutOfTime, bounded
 from minrl.tasks.math_answers import answers_agree, expressions, math_verify, restates, same_text, symbols
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
-from minrl.types import Example, Reward, UserError, require
 
 R1_ZERO = (
     "The user asks a question and the assistant solves it. The assistant first thinks and then gives the answer: the "

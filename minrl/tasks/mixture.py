@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 
+from minrl.dataflow import Episode, Example
 from minrl.tasks.task import Dataset, DeferredDataset, Task
-from minrl.types import Episode, Example
 
 
 class Schedule:

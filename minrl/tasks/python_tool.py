@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
+from minrl.dataflow import Episode, Example, Job, Prompt, Reward, Turn, require
 from minrl.sandbox.calls import START_S, Limits, Outcome, describe, describe_python, python, run
 from minrl.tasks.code import START
 from minrl.tasks.grader import Grader, Reason
 from minrl.tasks.task import Demonstrations, Task, ToolDefinition
-from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
-from minrl.utils.settings import Bound, Bounded
+from minrl.utils.settings import Bound, Settings
 from minrl.utils.text import unmarked
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -50,7 +50,7 @@ LINE = re.compile(rb'^  File "program.py", line (\d{1,9})', re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonOptions(Bounded):
+class PythonOptions(Settings):
     """How much Python a role may use in an episode."""
 
     prefix = "python."

@@ -37,10 +37,10 @@ from typing import Any, Literal
 
 from loguru import logger
 
+from minrl.dataflow import Example, Reward, UserError, require
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.grader import OutOfTime, bounded
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, check_held_out_share, split
-from minrl.types import Example, Reward, UserError, require
 
 EVALUATING = (
     *(f"algorithmic.{name}" for name in ("binary_matrix", "number_sorting", "spiral_matrix", "string_insertion")),

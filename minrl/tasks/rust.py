@@ -33,13 +33,13 @@ from typing import Annotated, Any
 
 from loguru import logger
 
+from minrl.dataflow import Example, Reward, UserError, require
 from minrl.models.thoughts import after_thoughts
 from minrl.sandbox import describe
 from minrl.tasks.data import Row, Source, identity, load_each
 from minrl.tasks.rust_build import BuildLimits, Cargo, Package, find_tests, working_toolchain
 from minrl.tasks.rust_quality import QualityWeights, Weight, parse, quality, scores, text, tokens, walk
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
-from minrl.types import Example, Reward, UserError, require
 from minrl.utils.settings import Bound, Count
 
 SOURCE = Source("nuprl/MultiPL-E", ("tests",), {"all": "test"}, configuration="mbpp-rs")

@@ -26,10 +26,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from minrl.dataflow import UserError, require
 from minrl.sandbox import Limits, Outcome, SandboxError, run
 from minrl.tasks.rust_quality import TEXTS, Node, attributes, before_items, field_text, parse, text, tokens, walk
-from minrl.types import UserError, require
-from minrl.utils.settings import Bounded, Count, Positive
+from minrl.utils.settings import Count, Positive, Settings
 
 AGAIN_S = 600.0
 """Seconds after which an empty package is built again before a failed build counts as the source's fault."""
@@ -43,7 +43,7 @@ Edit = tuple[int, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildLimits(Bounded):
+class BuildLimits(Settings):
     """What building and testing one solution may take."""
 
     build_seconds: Positive = 5.0

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any
 
+from minrl.dataflow import UserError, require
 from minrl.tasks.task import weighted
-from minrl.types import UserError, require
-from minrl.utils.settings import Bound, Bounded
+from minrl.utils.settings import Bound, Settings
 
 BLOCKS = frozenset(("while_expression", "for_expression", "loop_expression", "if_expression", "match_expression"))
 ADAPTERS = frozenset([
@@ -127,7 +127,7 @@ def is_public(item: Node) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QualityWeights(Bounded):
+class QualityWeights(Settings):
     """What each score counts for in the part `quality`."""
 
     complexity_weight: Weight = 2.0

@@ -15,10 +15,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from minrl.dataflow import Example, Prompt, Reward, require
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.answers import plain_characters
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
-from minrl.types import Example, Prompt, Reward, require
 
 INSTRUCTION = 'Write one sentence of {least} to {most} words that contains the words "{first}" and "{second}".'
 PROGRESS_REWARD = 0.2

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from minrl.dataflow import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.checked import played, require_distinct, require_example, reward_of
 from minrl.tasks.grader import Grader, unpaid
-from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 
 Demonstration = str | Sequence[tuple[Prompt, str]]
 """A completion of the example's prompt, or one role's turns in an episode: each with its prompt and completion."""

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from minrl.dataflow import Episode, Example, Prompt, Reward, Turn, require
 from minrl.models.thoughts import after_thoughts
 from minrl.tasks.answers import plain_characters, unwrapped
 from minrl.tasks.task import Dataset, Task, TaskDefinition, chat, extract_answer
-from minrl.types import Episode, Example, Prompt, Reward, Turn, require
 
 INSTRUCTIONS = (
     "Tic-tac-toe: three in a line win. The nine squares of the board are shown row by row: 5 is a free square, me5 is "

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from minrl.dataflow import Example, Prompt
 from minrl.models.chat import text_of
 from minrl.models.thoughts import after_thoughts
-from minrl.types import Example, Prompt
 
 NONSENSE = ("I do not know.", "qwz vrk plim")
 REFUSALS = (

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from minrl.dataflow import Example, Job, Mistake, finite, require
 from minrl.rewards.workers import NO_SECOND_RUN, Failure, Workers
 from minrl.sft.config import RewardConfig
 from minrl.tasks import Task, load_task
@@ -28,7 +29,6 @@ from minrl.tasks.checked import as_reward
 from minrl.tasks.custom import ForeignReward, HeldOutOptions, NotForThisRow
 from minrl.tasks.grader import Grader, Reason
 from minrl.tools.attacks import FAMILIES, NONSENSE, Answers, Attack, attacks
-from minrl.types import Example, Job, Mistake, finite, require
 from minrl.utils.cli import Command
 from minrl.utils.files import write_json
 from minrl.utils.settings import Count, Grouped, Seed, meant

@@ -23,16 +23,16 @@ from typing import Any
 import yaml
 
 from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
+from minrl.dataflow import UserError, require
 from minrl.report.page import write_report
 from minrl.report.runs import REPORTS, read_run
 from minrl.run.defaults import UNKNOWN, num_weights, part, with_defaults
 from minrl.run.folder import RunFolder
 from minrl.tasks import load_task
-from minrl.types import UserError, require
 from minrl.utils.cli import Command, parse, read_config_file, to_dict
 from minrl.utils.files import writing
 from minrl.utils.processor import own_cores
-from minrl.utils.settings import Bounded, Count
+from minrl.utils.settings import Count, Settings
 from minrl.utils.signals import answered, die_with_parent, exit_status
 from minrl.utils.task_names import task_key
 
@@ -44,7 +44,7 @@ OWN = ("run_name", "resume", "preflight_only", "config")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(Bounded):
+class SweepConfig(Settings):
     """Train over a grid of settings, and report on all runs. The file is as of --config, with a list of values for each
     setting that varies, such as `seed: [0, 1, 2]`.
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
+from minrl.dataflow import Rollout
 from minrl.policy import Policy
 from minrl.rollout import rollout
 from minrl.run.setup import Parts
 from minrl.sampling import tracked_plan
-from minrl.types import Rollout
 from minrl.update import Update, current_logprobs
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from minrl.dataflow import Reward, Rollout
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.rollout import Rollouts
-from minrl.types import Reward, Rollout
 from minrl.utils.statistics import part_means
 from minrl.utils.task_names import TaskTerms
 

@@ -19,6 +19,7 @@ from loguru import logger
 from torch import Tensor
 
 from minrl.algorithms import Advantages
+from minrl.dataflow import Rollout, UserError, require
 from minrl.evaluation import evaluations_after
 from minrl.models.scoring import LARGEST_GAP
 from minrl.report.lines import add_moved, readable, training_lines
@@ -45,7 +46,6 @@ from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.metrics import distributions, over_processes, speeds, step_metrics
 from minrl.tracking.timers import TIMERS, Usage, timed
 from minrl.tracking.writers import RunFiles, TensorBoard, Wandb, hashes_of_step
-from minrl.types import Rollout, UserError, require
 from minrl.update import Update
 from minrl.utils.cli import near
 from minrl.utils.console import FILE_ONLY, RESULT, STEP

@@ -25,9 +25,9 @@ from loguru import logger
 from torch import Tensor
 
 from minrl.config import LoggingConfig
+from minrl.dataflow import Rollout, UserError, require
 from minrl.run.folder import FINGERPRINTS, METRICS, ROLLOUT_SCHEMA, RunFolder, has_step
 from minrl.tracking.metrics import CHARTS
-from minrl.types import Rollout, UserError, require
 from minrl.utils.files import append_jsonl, atomic_write, cut_jsonl, fsync, write_csv, write_text, writing
 from minrl.utils.text import json_text
 

@@ -29,8 +29,8 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origi
 import yaml
 
 from minrl.config import TaskOptions
+from minrl.dataflow import UserError, require
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, flag_identifier, option_classes, tasks_in
-from minrl.types import UserError, require
 from minrl.utils.files import refusal
 from minrl.utils.settings import ROWS, Setting, close_names, converted, flag_of, meant, settings_of
 from minrl.utils.signals import answered, exit_status, stop_at_once

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from minrl.types import UserError, require
+from minrl.dataflow import UserError, require
 from minrl.utils.text import json_text
 
 PACKAGE = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 import re
 from urllib.parse import urlsplit
 
-from minrl.types import require
+from minrl.dataflow import require
 from minrl.utils.text import without_keys
 
 OPENAI_URL = "https://api.openai.com/v1"

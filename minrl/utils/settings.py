@@ -1,14 +1,14 @@
 """Settings as frozen dataclasses: converted to their types, checked against their bounds, given flat or in groups.
 
 >>> @dataclass(frozen=True, kw_only=True)
-... class Sizes(Bounded):
+... class Sizes(Settings):
 ...     group_size: Annotated[int, Bound(least=1)] = 8
 >>> Sizes(group_size="4")
 Sizes(group_size=4)
 >>> Sizes(group_size=0)
 Traceback (most recent call last):
     ...
-minrl.types.UserError: group_size must be at least 1, got 0
+minrl.dataflow.UserError: group_size must be at least 1, got 0
 """
 
 import difflib
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from minrl.types import UserError, require
+from minrl.dataflow import UserError, require
 
 ROWS = "rows"
 """Metadata of a setting of text: the names that it may have, beside `path/to/file.py:name`."""
@@ -160,7 +160,7 @@ def meant(word: object, choices: Iterable[object], cutoff: float = 0.5) -> str:
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 
-class Bounded:
+class Settings:
     """A dataclass whose settings are converted to their types and checked against their bounds when it is made."""
 
     prefix = ""
@@ -194,7 +194,7 @@ class Bounded:
         return vars(self)["_arguments"].intersection(own)
 
 
-class Grouped(Bounded):
+class Grouped(Settings):
     """A config that has groups of settings. It takes groups, single settings of theirs, or both."""
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - settings and groups
@@ -221,7 +221,7 @@ class Grouped(Bounded):
     @property
     def given(self) -> frozenset[str]:
         """The names of the settings that were given, alone or in groups."""
-        return super().given.union(*(group.given for group in vars(self).values() if isinstance(group, Bounded)))
+        return super().given.union(*(group.given for group in vars(self).values() if isinstance(group, Settings)))
 
     @property
     def settings(self) -> dict[str, Any]:

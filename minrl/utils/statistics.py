@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from minrl.types import SOLO, Example, Reward, Rollout
+from minrl.dataflow import SOLO, Example, Reward, Rollout
 from minrl.utils.text import plain
 
 

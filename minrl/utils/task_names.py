@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minrl.types import require
+from minrl.dataflow import require
 from minrl.utils.settings import converted
 
 ENTRY = re.compile(r"\s*(/.*?\.py[^,]*|[^,]+)")

@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.gpu import run_loop
 from minrl.config import EngineConfig, ModelConfig
+from minrl.dataflow import Request
 from minrl.engines import Engine, Sampling
 from minrl.engines.vllm import VllmEngine
 from minrl.engines.vllm_server import ServerEngine, served_by, server_command, write_shape
@@ -26,7 +27,6 @@ from minrl.engines.vllm_sync import SyncError
 from minrl.models.distributed import Processes
 from minrl.policy import Policy
 from minrl.run.setup import load_policy
-from minrl.types import Request
 
 REQUESTS = [Request([5 + index % 90] * 48, 2**40 + index, 64) for index in range(32)]
 SAMPLING = Sampling(1.0, frozenset())

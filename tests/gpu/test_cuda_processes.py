@@ -24,7 +24,7 @@ TASK = """
 from dataclasses import dataclass
 
 from minrl.tasks.task import Task, TaskDefinition, split
-from minrl.types import Example, Reward
+from minrl.dataflow import Example, Reward
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from minrl.dataflow import Example, Job, Reward, Turn
 from minrl.rewards.worker import Failure
 from minrl.sandbox import calls
 from minrl.tasks import Task, find_definition, load_task
 from minrl.tasks.rust import read_row
-from minrl.types import Example, Job, Reward, Turn
 from minrl.utils.task_names import task_key
 from tests.hostile.cases import Case
 

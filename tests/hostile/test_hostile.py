@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from minrl.dataflow import Example, UserError
 from minrl.rewards.worker import call
 from minrl.rewards.workers import Workers
 from minrl.sandbox import calls as sandbox
@@ -22,7 +23,6 @@ from minrl.tasks import code, load_task, reasoning_gym
 from minrl.tasks.code_game import CodeGameOptions, guarded, refusal
 from minrl.tasks.code_judge import Candidate, Channel, Remote, answer, run
 from minrl.tasks.grader import MEMORY_MIB
-from minrl.types import Example, UserError
 from tests.hostile.cases import (
     CASES,
     FORGED,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from minrl.dataflow import UserError
 from minrl.models.chat import ChatTokenizer
 from minrl.models.gguf import source_of
 from minrl.models.loading import load_model, word_tokenizer
 from minrl.models.lora import fold_in
 from minrl.models.source import read_config
-from minrl.types import UserError
 
 
 class Written:

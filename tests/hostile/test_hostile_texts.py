@@ -12,6 +12,7 @@ from rich.console import Console
 from tokenizers import AddedToken
 
 from minrl.config import JudgeConfig
+from minrl.dataflow import SOLO, Example, Reward
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import word_tokenizer
 from minrl.report.charts import Chart, svg
@@ -23,7 +24,6 @@ from minrl.tasks import checked
 from minrl.tasks.checked import LONGEST_NAME, MOST_NAMES
 from minrl.tasks.code_game import CodeGameOptions, refusal, shown_to_guesser
 from minrl.tasks.task import Task, split
-from minrl.types import SOLO, Example, Reward
 from minrl.utils.console import Screen, Table, print_tables
 from minrl.utils.text import indented, one_line, printable, unmarked
 from tests.hostile.cases import SCREENS, SPECIAL, TURNS

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from minrl.types import Message, UserError, require
-from minrl.utils.settings import Bound, Bounded
+from minrl.dataflow import Message, UserError, require
+from minrl.utils.settings import Bound, Settings
 from minrl.utils.text import is_unicode
 
 TEMPERATURE = Bound(least=1e-6, most=2.0, zero="greedy")
@@ -41,7 +41,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApiRequest(Bounded):
+class ApiRequest(Settings):
     """A request for `n` completions of a prompt."""
 
     prompt: Any

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from minrl.config import ModelConfig
+from minrl.dataflow import require
 from minrl.evaluate.config import API
 from minrl.tools.serve.api import TEMPERATURE
-from minrl.types import require
 from minrl.utils.settings import Bound, Count, Grouped
 
 

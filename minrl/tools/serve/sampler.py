@@ -9,13 +9,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from queue import Queue
 
+from minrl.dataflow import Request, UserError, require
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import WORD, TorchEngine, seed_after
 from minrl.policy import Policy
 from minrl.rollout import completion_seed
 from minrl.run.base_model import check_words, shown_text
 from minrl.tools.serve.api import ApiError, ApiRequest, Delta
-from minrl.types import Request, UserError, require
 
 MOST_ROWS = 64
 """Completions that are sampled at the same time."""

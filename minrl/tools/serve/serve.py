@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from minrl.dataflow import Message, Prompt, UserError, require
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.models import TrainedRun, find_runs
 from minrl.models.distributed import Processes
@@ -34,7 +35,6 @@ from minrl.run.setup import load_policy
 from minrl.tools.serve.api import Answer, ApiError, ApiRequest, Delta, read_request
 from minrl.tools.serve.config import ServeConfig
 from minrl.tools.serve.sampler import Event, Job, Sampler
-from minrl.types import Message, Prompt, UserError, require
 from minrl.utils.cli import Command
 from minrl.utils.console import Screen
 from minrl.utils.files import read_record, refusal

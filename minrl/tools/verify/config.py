@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 from minrl.config import TrainerConfig
 from minrl.utils.cli import Command, parse
-from minrl.utils.settings import Bounded, Natural
+from minrl.utils.settings import Natural, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyConfig(Bounded):
+class VerifyConfig(Settings):
     """Repeat a step of a run from the checkpoint before it, and compare. The run comes first, by folder or by name.
     With --fork RUN@STEP a new run begins there instead, with what further flags of `minrl train` change.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from loguru import logger
 
 from minrl.config import TrainerConfig, with_absolute_paths
+from minrl.dataflow import UserError, require
 from minrl.evaluate import run as evaluation
 from minrl.evaluate.config import EvaluateConfig
 from minrl.report.rollouts import Line, read_lines
@@ -40,8 +41,7 @@ from minrl.tools.verify.config import VerifyConfig
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.writers import PARTS
-from minrl.train import loop
-from minrl.types import UserError, require
+from minrl.trainer import loop
 from minrl.utils.cli import Command, from_dict, parse, to_dict
 from minrl.utils.files import write_json, writing
 

@@ -6,9 +6,7 @@ makes one update of its rollouts, unless --passes-per-step or --minibatches-per-
 a reference is off, unless --kl-coef is given, and that an engine with other probabilities is corrected for.
 """
 
-import sys
 import time
-from types import ModuleType
 from typing import Any
 
 from loguru import logger as log
@@ -16,6 +14,7 @@ from loguru import logger as log
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
+from minrl.dataflow import require
 from minrl.run.defaults import defaults, with_defaults
 from minrl.run.preflight import preflight
 from minrl.run.run import Run, open_run
@@ -24,7 +23,6 @@ from minrl.sampling import adapt_sampling, every, sample_groups
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.writers import require_logger
-from minrl.types import require
 from minrl.update import update_policy
 from minrl.utils.cli import Command, from_dict
 from minrl.utils.settings import flag_of
@@ -95,13 +93,3 @@ def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
         with Session(parts, started, diagnostics=UpdateDiagnostics) as session:
             loop(session)
             return session.finish(), session.summary
-
-
-class _Callable(ModuleType):
-    """`minrl.train` is this module and the function: `minrl.train(config)`, `from minrl.train import main`."""
-
-    def __call__(self, config: TrainerConfig) -> dict[str, Any]:
-        return train(config)
-
-
-sys.modules[__name__].__class__ = _Callable

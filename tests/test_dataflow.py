@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from minrl.types import SOLO, LostEpisode, Mistake, Reward, Rollout, TrainState, finite
+from minrl.dataflow import SOLO, LostEpisode, Mistake, Reward, Rollout, TrainState, finite
 
 
 def test_a_reward_is_solved_at_its_maximum():
