@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import PartialState
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import minrl
-from minrl.config import ModelConfig
 from minrl.models.distributed import Processes
+from tests.parsed import sized
 
 PACKAGE = Path(minrl.__file__).parent
 
@@ -176,8 +176,8 @@ def card() -> Iterator[Card]:
             (FakeTensor, "tolist", lambda tensor: tensor.cpu().tolist()),
         ):
             stack.enter_context(patch.object(module, name, value))
-        for state in (PartialState, AcceleratorState):  # what accelerate knows of this process, for all its users
-            stack.enter_context(patch.dict(state._shared_state, clear=True))
+        # What accelerate knows of this process, for all its users.
+        stack.enter_context(patch.dict(PartialState._shared_state, clear=True))
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` fills main memory and then copies, as it does
         stack.callback(torch._C._set_only_lift_cpu_tensors, before)
@@ -188,8 +188,8 @@ def card() -> Iterator[Card]:
 
 def _processes() -> Processes:
     """One process that computes in bfloat16 on the card, as `Processes` does where there is one."""
-    processes = Processes(ModelConfig(device="cpu", dtype="bfloat16", threads=1))
-    PartialState._shared_state["device"] = processes._accelerator.state.device = DEVICE
+    processes = Processes(sized(device="cpu", dtype="bfloat16", threads=1))
+    processes.device = DEVICE
     return processes
 
 

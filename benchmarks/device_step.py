@@ -20,7 +20,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
-from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.dataflow import Request, Reward, Rollout, TrainState
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
@@ -29,6 +28,7 @@ from minrl.models.scoring import sampled_rollout
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.update import update_policy
+from tests.parsed import sized
 
 WHOLE = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
 WHOLE |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
@@ -80,7 +80,7 @@ def rollouts_of(prompts: int, group: int = 8) -> list[Rollout]:
 def make_policy(there: Card, shape: Mapping[str, Any], checkpointing: str = "never") -> Policy:
     """A policy on the card."""
     tokenizer = word_tokenizer([f"w{index}" for index in range(95)])
-    return as_policy(_model(shape), tokenizer, ModelConfig(activation_checkpointing=checkpointing), there.processes)
+    return as_policy(_model(shape), tokenizer, sized(activation_checkpointing=checkpointing), there.processes)
 
 
 def _model(shape: Mapping[str, Any]) -> Qwen3ForCausalLM:
@@ -95,11 +95,10 @@ def update_of(
 ) -> tuple[Record, int]:
     """What the first update of a run does, which makes the optimizer's moments too, and its micro-batches."""
     policy = make_policy(there, {**shape, **setting.model}, setting.checkpointing)
-    algorithm = AlgorithmConfig(**setting.algorithm)
-    config = TrainerConfig(algorithm=algorithm, optimizer=OptimizerConfig(micro_batch_tokens=micro_batch_tokens))
-    if algorithm.kl_coef:
+    config = sized(**setting.algorithm, micro_batch_tokens=micro_batch_tokens)
+    if config.kl_coef:
         policy.reference = _model({**shape, **setting.model}).requires_grad_(False)
-    optimizer, row, rollouts = make_optimizer(policy, config.optimizer), choose_algorithm(config), rollouts_of(prompts)
+    optimizer, row, rollouts = make_optimizer(policy, config), choose_algorithm(config), rollouts_of(prompts)
     batch = make_batch(rollouts, compute_advantages(rollouts, row, config, TrainState()).values)
     there.taken()
     update_policy(policy, optimizer, batch, row, config, TrainState(step=1), needs_correction=True)

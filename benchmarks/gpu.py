@@ -1,7 +1,6 @@
 """The whole loop on one CUDA GPU: time, memory and speed of each phase.
 
     python benchmarks/gpu.py                       a Qwen3-0.6B-shaped model with random weights, made here
-    python benchmarks/gpu.py --batch-invariant     what batch-invariant sampling costs
     python benchmarks/gpu.py --tiny                a small model, on any machine: does the benchmark itself work
 
 Nothing is downloaded. Prints medians over the steps after the first two: seconds of each phase, rollout tokens per
@@ -13,7 +12,6 @@ import argparse
 import json
 import statistics
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from minrl.__main__ import main as program
 from minrl.dataflow import Example, Reward
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
-from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
+from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import split
 
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "4090": 165.0}
@@ -31,18 +29,13 @@ PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4":
 PROMPT_WORDS = 64
 
 
-@dataclass(frozen=True)
-class NoOptions:
-    """The task has none."""
-
-
 def even_words(completion: str, example: Example) -> Reward:
     """The share of words with an even number: any model's groups differ in it, so every step has a gradient."""
     numbers = [int(word[1:]) for word in completion.split() if word[:1] == "w" and word[1:].isdigit()]
     return Reward(sum(number % 2 == 0 for number in numbers) / max(1, len(numbers)))
 
 
-def make_even_words(options: NoOptions, data_path: str) -> Task:
+def even_words_task() -> Task:
     """Prompts of random words."""
     prompts = [" ".join(f"w{(i * 7919 + k * 104729) % 90}" for k in range(PROMPT_WORDS)) for i in range(1024)]
     return Task(split([Example(prompt, prompt, {}) for prompt in prompts], 0.1), even_words, cheap=True)
@@ -63,16 +56,16 @@ def make_model(folder: Path, tiny: bool) -> None:
     save_model(model, tokenizer, folder)
 
 
-def run_loop(model: Path, steps: int, tiny: bool, *flags: str) -> list[dict[str, float]]:
+def run_loop(model: Path, steps: int, tiny: bool) -> list[dict[str, float]]:
     """Train with vLLM as `python train.py` does; the metrics of each step."""
-    TASK_DEFINITIONS["even-words"] = TaskDefinition(NoOptions, make_even_words)
+    TASK_DEFINITIONS["even-words"] = even_words_task()
     batch = ["--prompts-per-step", "4" if tiny else "32", "--group-size", "4" if tiny else "8"]
     length = ["--max-tokens", "16" if tiny else "512"]
     evaluation = ["--no-eval-first", "--eval-every", "0", "--eval-examples", "4", "--no-preflight", "--quiet"]
     with tempfile.TemporaryDirectory() as folder:
         folders = ["--runs-dir", f"{folder}/runs", "--checkpoints-dir", f"{folder}/checkpoints"]
         arguments = ["--task", "even-words", "--model-id", str(model), "--engine", "vllm", "--steps", str(steps)]
-        program(["train", *arguments, *batch, *length, *evaluation, *folders, *flags])
+        program(["train", *arguments, *batch, *length, *evaluation, *folders])
         (metrics,) = Path(folder).glob("runs/*/metrics.jsonl")
         return [line for line in map(json.loads, metrics.read_text().splitlines()) if "time/update_s" in line]
 
@@ -95,7 +88,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--batch-invariant", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
@@ -105,8 +97,7 @@ def main() -> None:
             f"{_card()}, torch {torch.__version__}, {parameters / 1e6:.1f} million parameters, {options.steps} steps",
             flush=True,
         )
-        flags = ["--batch-invariant"] if options.batch_invariant else []
-        report_loop(run_loop(model, options.steps, options.tiny, *flags), parameters)
+        report_loop(run_loop(model, options.steps, options.tiny), parameters)
 
 
 def _card() -> str:

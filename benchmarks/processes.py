@@ -6,7 +6,7 @@
 The same update of the same rollouts in 1, 2 and 4 processes, each on a core of its own as far as there are cores: with
 more processes than cores the time is that of the processors, all together. Bytes are those that the kernel counts on
 each process's connections, over `sent_by_each`; gloo sends scattered sums twice, because it has none. Memory is what
-torch allocates, over the estimate of `minrl.models.memory`.
+torch allocates, over that of one process.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from typing import Any
 
 from harness import Row, doing, save, wait_until_quiet
 from shapes import Work, make_policy
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from update import Update
 
-from minrl.config import ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.models.distributed import Processes
-from minrl.models.memory import Setup, Weights, needed, weights_of
-from minrl.models.text import decoder_of, layers_of
+from minrl.models.structure import decoder_of, layers_of
 from minrl.run.setup import sharded_policy
+from tests.parsed import sized
 
 SENT_AT = 200
 """The place of `tcpi_bytes_sent` in Linux' `struct tcp_info`."""
@@ -81,18 +81,18 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return peak
 
 
-def sent_by_each(weights: Weights, setup: Setup, passes: int) -> int:
+def sent_by_each(model: nn.Module, case: Case, passes: int) -> int:
     """Bytes that each process must send in an optimizer step of so many micro-batches.
 
     A ring sends (n - 1) / n of the whole for a gather, as much for a sum that is scattered, and twice for a sum that
     all have. Each micro-batch gathers layers twice, forward and backward, what is outside them once, and sums once;
     whole copies sum once for all.
     """
-    count, trained = setup.processes, 4.0 * weights.trained
-    if setup.shards == 1:
-        return round(2 * trained * (count - 1) / count)
-    gathered = 2 * weights.stored - weights.part(weights.stored, weights.outer)
-    return round(passes * (gathered + trained) * (count - 1) / count)
+    stored = 4 * sum(weight.numel() for weight in model.parameters())
+    if case.sharding == "none":
+        return round(2 * stored * (case.count - 1) / case.count)
+    layers = 4 * sum(weight.numel() for layer in layers_of(decoder_of(model)) for weight in layer.parameters())
+    return round(passes * (2 * stored + layers) * (case.count - 1) / case.count)
 
 
 def launch(case: Case) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def serve(given: Path) -> None:
     case = Case(**read | {"work": Work(**read["work"])})
     rank, cores = int(os.environ["RANK"]), os.cpu_count() or 1
     os.sched_setaffinity(0, {rank % cores})
-    with Processes(ModelConfig(device="cpu", dtype="float32", threads=1)).open() as processes:
+    with Processes(sized(device="cpu", dtype="float32", threads=1)).open() as processes:
         (given.parent / f"{rank}.json").write_text(json.dumps(measured(case, processes)))
 
 
@@ -121,9 +121,9 @@ def measured(case: Case, processes: Processes) -> dict[str, Any]:
     """Seconds, bytes and memory of this process's updates."""
     load = partial(make_policy, replace(case.work, threads=1), processes)
     policy = load() if case.sharding == "none" else sharded_policy(load, processes, case.sharding)
-    model = ModelConfig(device="cpu", dtype="float32", threads=1, activation_checkpointing=case.recompute)
-    config = TrainerConfig(model=model, optimizer=OptimizerConfig(micro_batch_tokens=case.micro_batch))
-    policy.activation_checkpointing = model.activation_checkpointing
+    machine = {"device": "cpu", "dtype": "float32", "threads": 1, "micro_batch_tokens": case.micro_batch}
+    config = sized(**machine, activation_checkpointing=case.recompute)
+    policy.activation_checkpointing = config.activation_checkpointing
     update, tokens, score = Update(case.work, policy, config), [], policy.score
 
     def counted(stream: Any, *args: Any) -> Any:
@@ -141,16 +141,9 @@ def measured(case: Case, processes: Processes) -> dict[str, Any]:
     states = (value for state in update.optimizer.state.values() for value in state.values())
     tensors = [*policy.model.parameters(), *(value for value in states if value.ndim)]
     held = sum((one.to_local() if hasattr(one, "to_local") else one).nbytes for one in tensors)
-    passes, longest = len(tokens), max(tokens)
+    passes = len(tokens)
     peak = held + peak_bytes(lambda: update.run(case.work, 2 + case.rounds))
-    weights = weights_of(policy.model, layers_of(decoder_of(policy.model)))
-    setup = Setup(
-        processes=case.count, sharding=case.sharding, tokens=longest, recompute=case.recompute == "always",
-        engine="vllm-server",  # nothing is sampled here
-    )  # fmt: skip
-    estimate, least = needed(weights, policy.model.config, setup).update, sent_by_each(weights, setup, passes)
-    facts = {"weights": vars(weights), "passes": passes, "least": least, "held": held}
-    return {**facts, "turns": turns[2:], "peak": peak, "estimate": estimate}
+    return {"least": sent_by_each(policy.model, case, passes), "turns": turns[2:], "peak": peak}
 
 
 def rows_of(case: Case, ranks: list[dict[str, Any]], alone: dict[str, Any], load: float) -> list[Row]:
@@ -162,7 +155,7 @@ def rows_of(case: Case, ranks: list[dict[str, Any]], alone: dict[str, Any], load
     return [
         Row(f"{name}: processor time over work", "1 process", [seconds / one for seconds in cpu], others_load=load),
         Row(f"{name}: bytes sent by each, a step", "the least", sent),
-        Row(f"{name}: peak of an update", "estimate", [rank["peak"] / rank["estimate"] for rank in ranks]),
+        Row(f"{name}: peak of an update", "1 process", [rank["peak"] / alone["peak"] for rank in ranks]),
     ]
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minrl.config import ModelConfig
 from minrl.dataflow import Example, Request, Reward, Rollout
 from minrl.models.distributed import Processes
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
-from minrl.tasks import TASK_DEFINITIONS, Task
+from minrl.tasks import Task, load_task
 from minrl.tasks.task import Dataset
+from tests.parsed import sized
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,14 @@ class Work:
     def examples(self) -> list[Example]:
         """The prompts: text, for a pretrained model messages of the task `sentences`."""
         if self.model:
-            sentences = TASK_DEFINITIONS["sentences"]
-            return list(sentences.make(sentences.options(), "").dataset.train[: self.prompts])
+            return list(load_task("sentences").dataset.train[: self.prompts])
         texts = [" ".join(f"w{token - 5}" for token in ids) for ids in self.prompt_ids()]
         return [Example(text, text, {}) for text in texts]
 
 
 def make_policy(work: Work, processes: Processes | None = None) -> Policy:
     """A policy with random weights, in memory; of these processes if there are any."""
-    config = ModelConfig(device="cpu", dtype=work.dtype, threads=work.threads)
+    config = sized(device="cpu", dtype=work.dtype, threads=work.threads)
     return as_policy(*_model(work.size), config, processes or Processes(config))
 
 

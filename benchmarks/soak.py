@@ -35,7 +35,7 @@ PATIENCE_S = 600.0
 """Longest time that one process may take to end by itself."""
 
 SMALL = "--threads 1 --device cpu --eval-examples 8 --eval-samples 1"
-BASE = "--base-steps 60 --base-hidden-size 64 --base-heads 2 --base-batch-size 16"
+BASE = "--base-steps 60 --base-hidden-size 64 --base-heads 2 "
 HANOI = "--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --max-tokens 32"
 TRAINED = "--steps 8 --eval-every 3 --save-every 1 --keep-checkpoints 2 --rollouts-every 2"
 PROMPTS = "--prompts-per-step 8 --group-size 8"

@@ -15,7 +15,7 @@ import argparse
 import contextlib
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,10 @@ class PacedRun:
 def ours(turns: Turns, work: Work) -> None:
     """The steps of `train.py`, each after its turn has come."""
     from minrl.__main__ import main as run_program
-    from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+    from minrl.tasks import TASK_DEFINITIONS
 
     PacedRun(turns, work).install()
-    TASK_DEFINITIONS["even"] = TaskDefinition(_NoOptions, lambda options, path: even_task(work.examples()))
+    TASK_DEFINITIONS["even"] = even_task(work.examples())
     with tempfile.TemporaryDirectory() as folder:
         if not work.model:
             save_shape(work.size, Path(folder) / "model")
@@ -149,11 +149,6 @@ def trl(turns: Turns, work: Work) -> None:
         trainer = GRPOTrainer(model, reward, config, prompts, processing_class=words, callbacks=[Paced()])
         turns.ready()
         trainer.train()
-
-
-@dataclass(frozen=True)
-class _NoOptions:
-    pass
 
 
 def _flags(work: Work, folder: str) -> list[str]:

@@ -24,15 +24,16 @@ from minrl.models.cpu import product
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy
 from minrl.update import update_policy
+from tests.parsed import sized
 
 
 class Update:
     """A policy and its optimizer, to be trained again and again."""
 
     def __init__(self, work: Work, policy: Policy | None = None, config: TrainerConfig | None = None) -> None:
-        self.policy, self.config = policy or make_policy(work), config or TrainerConfig()
+        self.policy, self.config = policy or make_policy(work), config or sized()
         self.algorithm = choose_algorithm(self.config)
-        self.optimizer = make_optimizer(self.policy, self.config.optimizer)
+        self.optimizer = make_optimizer(self.policy, self.config)
         self.rollouts: list[Rollout] = []
 
     def run(self, work: Work, number: int) -> float:

@@ -48,7 +48,7 @@ image = (
     .workdir("/minrl")
     .add_local_dir(CHECKOUT / "minrl", "/minrl/minrl", ignore=["**/__pycache__"])
     .add_local_dir(CHECKOUT / "configs", "/minrl/configs")
-    .add_local_file(CHECKOUT / "train.py", "/minrl/trainer.py")
+    .add_local_file(CHECKOUT / "train.py", "/minrl/train.py")
     .add_local_file(CHECKOUT / "evaluate.py", "/minrl/evaluate.py")
 )
 

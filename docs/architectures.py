@@ -80,8 +80,8 @@ element, or the model is refused. This page is written by `python docs/architect
 Update: `packed` computes a prompt once for all its completions, and nothing for padding; `rows` computes each
 completion behind its own copy of the prompt, padded to the longest, which takes longer. Embedded engine:
 `own` is MinRL's decoder, for Llama, Mistral, Qwen2 and Qwen3 without sliding windows; `cached` is transformers'
-forward pass with its cache, which takes 1.2 to 2 times as long; `aligned` is that with prompts of one length
-at a time; `recomputed` uses no cache and takes much longer. LoRA: adapters on every
+forward pass with its cache, which takes 1.2 to 2 times as long; `recomputed` uses no cache and takes much
+longer. LoRA: adapters on every
 linear layer, saved and merged, give what plain transformers gives with the merged weights. Of an encoder with
 a decoder, such as BART, the decoder alone was tried.
 {vllm}

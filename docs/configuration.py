@@ -8,20 +8,20 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
-from minrl.config import TrainerConfig
+from minrl.config import TrainerConfig, algorithm_names
 from minrl.evaluate.config import EvaluateConfig
 from minrl.report.report import ReportConfig
 from minrl.report.rollouts import RolloutsConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
-from minrl.tasks import TASK_DEFINITIONS, TOOLS
+from minrl.tasks import TASK_DEFINITIONS, TOOLS, option_classes
 from minrl.tools.audit import AuditConfig
 from minrl.tools.serve.config import ServeConfig
 from minrl.tools.sweep import SweepConfig
 from minrl.tools.verify.config import VerifyConfig
-from minrl.utils.cli import first_paragraph, meanings
-from minrl.utils.settings import ROWS
+from minrl.utils.cli import meanings, sections
+from minrl.utils.settings import settings_of
 
 PAGE = Path(__file__).with_name("configuration.md")
 PROGRAMS = {
@@ -39,59 +39,62 @@ PROGRAMS = {
 }
 INTRODUCTION = """# Configuration
 
-Every flag with its default. `--no-` turns a switch off. `--config FILE` reads settings from YAML or from a run's
-`config.json`; flags go on top. This page is written by `python docs/configuration.py`.
+A run's settings are the fields of `TrainerConfig` in `minrl/config.py`: open the file and edit a default. A flag
+(`--learning-rate 1e-4`), a YAML file (`--config FILE`, or a run's `config.json`) and Python
+(`TrainerConfig(learning_rate=1e-4)`) set the same fields. What holds: a flag, then `--config`, then what stands in the
+file, then, where that is None, the table of sizes in `minrl/run/sizes.py` ("by size" below). `--no-` turns a switch
+off. This page is written by `python docs/configuration.py`.
 """
 
 
 def page() -> str:
     """The whole page."""
     lines: list[str] = [INTRODUCTION]
-    shown: dict[type, str] = {}
+    shown: dict[str, str] = {}
     for program, config in PROGRAMS.items():
-        lines += [f"## {program}", "", *_of_config(program, config, shown)]
+        lines += [f"## {program}", "", *_of_config(config, shown)]
     lines += ["## Options of tasks", ""]
-    for name, definition in TASK_DEFINITIONS.items():
-        table = _table(definition.options, get_type_hints(definition.options), f"{name}.")
+    for name, options in option_classes(TASK_DEFINITIONS).items():
+        table = _table(options, settings_of(options), f"{name}.")
         lines += [f"**{name}**", "", *table] if table else []
-    for name, tool in TOOLS.items():
-        table = _table(tool.options, get_type_hints(tool.options), f"{name}.")
+    for name, options in option_classes(TOOLS).items():
+        table = _table(options, settings_of(options), f"{name}.")
         lines += [f"**{name}**, with which any task can be played: `--task countdown+{name}`", "", *table]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _of_config(program: str, config: type, shown: dict[type, str]) -> Iterator[str]:
-    """The config's own settings, then each group; one that was shown before is referred to."""
-    hints = get_type_hints(config)
-    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    yield from _table(config, hints.keys() - groups.keys())
-    for name, group in groups.items():
-        assert isinstance(group, type)
-        if group in shown:
-            yield from (f"**{name}**: as `{shown[group]}` has them{_other_defaults(config, name)}.", "")
-            continue
-        shown[group] = program
-        yield from (f"**{name}**: {first_paragraph(group)}", "", *_table(group, get_type_hints(group)))
+def _of_config(config: type, shown: dict[str, str]) -> Iterator[str]:
+    """The config's settings by section; those that an earlier program has alike are named alone."""
+    found: dict[str, list[str]] = {}
+    for name in settings_of(config):
+        found.setdefault(sections(config)[name], []).append(name)
+    same: list[str] = []
+    for title, names in found.items():
+        new = [name for name in names if _row(config, name) != shown.get(name)]
+        same += [name for name in names if name not in new]
+        if new and len(found) > 1:
+            yield from (f"**{title}**", "")
+        yield from _table(config, new)
+        for name in new:
+            shown.setdefault(name, _row(config, name))
+    if same:
+        yield from (f"As the programs above have them: {', '.join(f'`{_flag(name)}`' for name in same)}.", "")
 
 
-def _other_defaults(config: type, name: str) -> str:
-    """The settings of a group that a program has other defaults for."""
-    (field,) = (field for field in dataclasses.fields(config) if field.name == name)
-    own = field.default
-    given = [key for key in vars(own) if key in own.given]
-    said = ", ".join(f"`--{key.replace('_', '-')} {getattr(own, key)}`".replace(" `", "`") for key in given)
-    return f", by default with {said}" if said else ""
+def _flag(name: str) -> str:
+    return f"--{name}".replace("_", "-")
+
+
+def _row(config: type, name: str, prefix: str = "") -> str:
+    one = settings_of(config)[name]
+    choices = algorithm_names() if name == "algorithm" else _choices(one.hint)
+    said = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+    meaning = (meanings(config)[name] + said).replace("|", "\\|")
+    return f"| `{_flag(prefix + name)}` | {_default(one.default)} | {meaning} |"
 
 
 def _table(config: type, names: Iterable[str], prefix: str = "") -> list[str]:
-    hints, rows = get_type_hints(config), []
-    for field in dataclasses.fields(config):
-        if field.name in names:
-            flag = f"--{prefix}{field.name}".replace("_", "-")
-            choices = field.metadata.get(ROWS) or _choices(hints[field.name])
-            said = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
-            meaning = (meanings(config)[field.name] + said).replace("|", "\\|")
-            rows.append(f"| `{flag}` | {_default(field)} | {meaning} |")
+    rows = [_row(config, name, prefix) for name in names]
     return ["| flag | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
 
 
@@ -99,11 +102,12 @@ def _choices(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
+def _default(value: Any) -> str:  # noqa: ANN401 - of a setting
     """As it is written on the command line; nothing where the default is empty, or there is none."""
-    value = field.default
     if value is dataclasses.MISSING or value in ("", ()):
         return ""
+    if value is None:
+        return "by size"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"

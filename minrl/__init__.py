@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "train": "minrl.trainer",
+    "load": "minrl.tools.load",
     "TrainerConfig": "minrl.config",
     "task": "minrl.tasks.custom",
     "Task": "minrl.tasks.task",

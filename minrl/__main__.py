@@ -22,6 +22,7 @@ for file in os.listdir(folder) if os.path.isdir(folder) and not sys.flags.safe_p
 import gc
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple, NoReturn
@@ -32,9 +33,9 @@ if missing := [package for package in PACKAGES if find_spec(package) is None]:
 
 try:
     import minrl
-    from minrl.models.launch import require_one_process
+    from minrl.run.sizes import by_size
     from minrl.utils.cli import HELP, parse, run_main, unknown
-    from minrl.utils.signals import answered, leave_at_once
+    from minrl.utils.processor import require_one_process
 except KeyboardInterrupt:
     sys.stderr.write("interrupted\n")
     sys.exit(130)
@@ -44,7 +45,6 @@ class Program(NamedTuple):
     """A program: the class of its settings, the module whose `main(command)` runs it, and what it does."""
 
     config: str
-    """Or a function that makes the command of the words."""
     module: str
     about: str
     loads: bool = True
@@ -110,9 +110,9 @@ PROGRAMS = {
         loads=False,
     ),
     "verify": Program(
-        "minrl.tools.verify.config.parse_verify",
+        "minrl.tools.verify.config.VerifyConfig",
         "minrl.tools.verify.verify",
-        "Repeat a step of a run and compare, or fork a new run there with other settings.",
+        "Repeat a step of a run and compare.",
     ),
 }
 
@@ -133,26 +133,27 @@ def main(arguments: Sequence[str]) -> int:
         raise unknown(f"program {name!r}", name, list(PROGRAMS))
     program = PROGRAMS[name]
     module, _, cls = program.config.rpartition(".")
-    config = getattr(import_module(module), cls)
-    command = parse(config, arguments[1:]) if isinstance(config, type) else config(arguments[1:])
+    command = parse(getattr(import_module(module), cls), arguments[1:], by_size)
     if program.alone:
         require_one_process(f"minrl {name}")
-    _load(program, getattr(command.config, "logging", command.config))
+    _load(program, command.config)
     return import_module(program.module).main(command)
 
 
 def _load(program: Program, settings: object) -> None:
-    """Import a program's module, during which a signal ends the process: nothing is to be saved, and torch would show a
-    traceback.
-    """
+    """Import a program's module. What trains or samples shows its messages itself (`minrl.utils.console.Screen`)."""
+    if program.loads:
+        from loguru import logger
+
+        with suppress(ValueError):  # it is gone already
+            logger.remove(0)  # loguru's default handler: this process is MinRL's own
     if program.module in sys.modules:
         return
     first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if program.loads and first and not getattr(settings, "quiet", False):
         sys.stderr.write("loading: 5 to 15 s\n")
     gc.disable()  # nearly all that imports make stays, and looking at it again and again takes a fifth of their time
-    with answered(leave_at_once):
-        import_module(program.module)
+    import_module(program.module)
     gc.freeze()
     gc.enable()
 

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from minrl.dataflow import ROUNDING, TINY
+
 STD_EPSILON = 1e-4
 """Added to the standard deviation in a denominator: TRL's value (verl's is 1e-6). The papers give none."""
 
@@ -48,14 +50,14 @@ class Groups:
 
     @property
     def spread(self) -> Bool[Tensor, " groups"]:
-        """Whether the scorable rewards of each group differ (max > min)."""
+        """Whether the scorable rewards of each group differ by more than rounding (`minrl.dataflow.same_reward`)."""
         high, low = (
             torch.full_like(self.counts, fill).scatter_reduce(
                 0, self.group_of, torch.where(self.scorable, self.rewards, fill), how
             )
             for fill, how in ((-torch.inf, "amax"), (torch.inf, "amin"))
         )
-        return high > low
+        return high - low > (ROUNDING * torch.maximum(high.abs(), low.abs())).clamp(min=TINY)
 
     @property
     def centered(self) -> Float[Tensor, " N"]:

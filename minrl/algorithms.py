@@ -1,11 +1,11 @@
 """An algorithm is a row of independent choices. The loop never asks for an algorithm's name."""
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from pathlib import Path
+from functools import partial
+from inspect import signature
+from math import inf, isfinite
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ from minrl.advantages import (
     overlong_penalty,
     relative_to_mean,
 )
-from minrl.config import AlgorithmConfig, TrainerConfig
+from minrl.config import OptionsByTask, TrainerConfig
 from minrl.dataflow import Rollout, TrainState, UserError, require
 from minrl.losses import (
     Algorithm,
@@ -41,7 +41,7 @@ from minrl.losses import (
     token_mean,
 )
 from minrl.tracking.timers import timed
-from minrl.utils.files import importing
+from minrl.utils.files import imported_file
 from minrl.utils.settings import meant
 
 CLIP = Limits(clip_low=0.2, clip_high=0.2)
@@ -71,7 +71,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     # arXiv:2602.02710, Algorithm 1, divided by the step's tokens in place of its completions.
     "maxrl": Algorithm(relative_to_mean, policy_gradient, token_mean),
     # arXiv:2504.02546, equations 5 and 7 of its ICLR 2026 version, without its threshold for sampling on.
-    "gpg": Algorithm(group_policy_gradient, policy_gradient, token_mean, makes_up_for_equal_groups=True),
+    "gpg": Algorithm(group_policy_gradient, policy_gradient, token_mean),
     # arXiv:2501.03262v9, section 3.1. Departure: the mean over all tokens, where its equation 1 takes that of each
     # completion first.
     "reinforce_pp": Algorithm(normalize_rewards_over_batch, clipped_surrogate, token_mean, CLIP, group_relative=False),
@@ -97,16 +97,17 @@ class Advantages:
 def compute_advantages(
     rollouts: Sequence[Rollout], algorithm: Algorithm, config: TrainerConfig, state: TrainState
 ) -> Advantages:
-    """The advantages of the step's rollouts: those of each task as if it were alone, times its scale. The moving
-    averages in the state move.
+    """The advantages of the step's rollouts: those of each task as if it were alone. The moving averages in the state
+    move.
     """
     values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []
-    for task, terms in config.rollout.terms.items():
+    for task in dict.fromkeys(one.task for one in rollouts):
         own = [index for index, one in enumerate(rollouts) if one.task == task]
-        if not own:
-            continue
-        groups = make_groups([rollouts[i] for i in own], state.baselines, terms.max_tokens, config.algorithm)
-        values[own] = algorithm.advantage(groups) * terms.reward_scale
+        limit = rollouts[own[0]].max_tokens or config.max_tokens
+        groups = make_groups([rollouts[i] for i in own], state.baselines, limit, config)
+        found = algorithm.advantage(groups)
+        _require_advantages(found, [rollouts[i] for i in own], config.algorithm)
+        values[own] = found
         spread.append(groups.spread)
         if algorithm.advantage is moving_average_baseline:
             state.baselines = dict(moved_baselines(groups))
@@ -115,9 +116,18 @@ def compute_advantages(
     return Advantages(values, {"reward/zero_spread_group_frac": equal, **baselines})
 
 
-def make_groups(
-    rollouts: Sequence[Rollout], baselines: Baselines, max_tokens: int, settings: AlgorithmConfig
-) -> Groups:
+def _require_advantages(found: Tensor, rollouts: Sequence[Rollout], name: str) -> None:
+    """Refuse what is not a number for each rollout, as where the epsilon of a standard deviation is missing."""
+    shape = tuple(getattr(found, "shape", ()))
+    each = f"the advantage of {name} must return a number for each of {len(rollouts)} rollouts, shape"
+    require(shape == (len(rollouts),), f"{each} ({len(rollouts)},), got {shape}")
+    for one in (rollout for rollout, value in zip(rollouts, found.tolist(), strict=True) if not isfinite(value)):
+        peers = [f"{peer.reward.value:g}" for peer in rollouts if peer.group == one.group and peer.reward is not None]
+        wrong = f"the advantage of {name} is not finite for example {one.example_id!r:.80}"
+        raise UserError(f"{wrong}, whose group has the rewards {', '.join(peers[:16]) or 'none'}")
+
+
+def make_groups(rollouts: Sequence[Rollout], baselines: Baselines, max_tokens: int, settings: TrainerConfig) -> Groups:
     """The rewards of one task's rollouts, after the overlong penalty."""
     rewards = torch.tensor([0.0 if r.reward is None else r.reward.value for r in rollouts], dtype=torch.float64)
     longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
@@ -130,43 +140,52 @@ def make_groups(
     )
 
 
-def choose_algorithm(config: TrainerConfig) -> Algorithm:
-    """The row that the config names, with the config's limits. Raises `UserError` if the two contradict."""
-    settings = config.algorithm
-    name = settings.algorithm
+def choose_algorithm(config: TrainerConfig, options: OptionsByTask | None = None) -> Algorithm:
+    """The row that the config names, with the config's limits and its own options among those of the tasks. Raises
+    `UserError` if the two contradict.
+    """
+    name = config.algorithm
     algorithm = ALGORITHMS.get(name) or row_in_file(name)
-    if algorithm.group_relative and config.rollout.group_size < 2:
+    if algorithm.group_relative and config.group_size < 2:
         raise UserError(
             f"{name} compares the completions of a group: group_size must be at least 2, "
-            f"got {config.rollout.group_size}; or choose --algorithm reinforce"
+            f"got {config.group_size}; or choose --algorithm reinforce"
         )
-    if not algorithm.has_ratio and settings.passes_per_step > 1:
+    if not algorithm.has_ratio and config.passes_per_step > 1:
         raise UserError(
             f"{name} has no ratio to the policy that sampled, so a second pass would train on what another policy "
-            f"sampled: passes_per_step must be 1, got {settings.passes_per_step}; or choose --algorithm grpo"
+            f"sampled: passes_per_step must be 1, got {config.passes_per_step}; or choose --algorithm grpo"
         )
-    if algorithm.ratio_level != "token" and settings.importance_level == "token":
+    if algorithm.ratio_level != "token" and config.importance_level == "token":
         raise UserError(
             f"{name} weighs whole sequences, importance_level must not be token: choose geometric, sequence or auto"
         )
-    if algorithm.advantage is no_reward and (not settings.has_teacher or settings.prices_length):
+    priced = config.overlong_buffer or config.length_penalty or config.length_target
+    if algorithm.advantage is no_reward and (not config.has_teacher or priced):
         raise UserError(
             f"{name} learns from a teacher and not from rewards: name one with --teacher-id, or show the policy itself "
-            "more with --teacher-prompt, and leave out overlong penalize, length_penalty and length_target"
+            "more with --teacher-prompt, and leave out overlong_buffer, length_penalty and length_target"
         )
-    if algorithm.ratio_level != "token" and settings.has_teacher:
+    if algorithm.ratio_level != "token" and config.has_teacher:
         raise UserError(f"{name} weighs whole sequences, and a teacher tokens: choose another algorithm, such as grpo")
-    if not algorithm.group_relative and (settings.drop_equal_groups or config.sampling.refill_rounds):
-        raise UserError(
-            f"{name} learns from groups whose rewards are all equal: leave out drop_equal_groups and refill_rounds"
-        )
-    if algorithm.makes_up_for_equal_groups and settings.drop_equal_groups:
-        raise UserError(
-            f"{name} makes up for groups whose rewards are all equal by itself, by B / (B - M), and drop_equal_groups "
-            "would do it again: leave out drop_equal_groups"
-        )
-    settings.require_lengths(config.rollout.shortest)
-    return replace(algorithm, limits=_limits(name, algorithm.limits, settings))
+    if not algorithm.group_relative and config.refill_rounds:
+        raise UserError(f"{name} learns from groups whose rewards are all equal: leave out refill_rounds")
+    require_lengths(config, config.max_tokens)
+    algorithm = replace(algorithm, limits=_limits(name, algorithm.limits, config))
+    if algorithm.options is None:
+        return algorithm
+    own = (options or {}).get(name.rpartition(":")[2]) or algorithm.options()
+    parts = {part: getattr(algorithm, part) for part in ("advantage", "surrogate", "aggregation")}
+    taking = {part: one for part, one in parts.items() if "options" in signature(one).parameters}
+    given: dict[str, Any] = {part: partial(one, options=own) for part, one in taking.items()}
+    return replace(algorithm, **given)
+
+
+def require_lengths(config: TrainerConfig, limit: int) -> None:
+    """Refuse lengths that no completion of at most `limit` tokens has."""
+    buffer, target = config.overlong_buffer, config.length_target
+    require(buffer < limit, f"overlong_buffer ({buffer}) must be below max_tokens ({limit})")
+    require(target <= limit, f"length_target ({target}) must be at most max_tokens ({limit})")
 
 
 def row_in_file(name: str) -> Algorithm:
@@ -175,19 +194,14 @@ def row_in_file(name: str) -> Algorithm:
     if not path.endswith(".py"):
         rows = f"choose one of {', '.join(ALGORITHMS)}, or a row of a file: path/to/file.py:row"
         raise UserError(f"no algorithm {name!r}: {rows}{meant(name, ALGORITHMS)}")
-    require(Path(path).is_file(), f"--algorithm {name}: no file {path}")
-    spec = importlib.util.spec_from_file_location(f"minrl_algorithms_of_{Path(path).stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    with importing(f"--algorithm {name}: {path}"):
-        spec.loader.exec_module(module)
+    module = imported_file(path, f"--algorithm {name}")
     found = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
     known = f"its Algorithms are {', '.join(found)}" if found else "it has no minrl.losses.Algorithm"
     require(row in found, f"--algorithm {name}: {path} has no Algorithm {row!r}: {known}")
     return found[row]
 
 
-def _limits(name: str, limits: Limits, settings: AlgorithmConfig) -> Limits:
+def _limits(name: str, limits: Limits, settings: TrainerConfig) -> Limits:
     """The row's limits, overridden by the config. Raises `UserError` for a limit that the row does not use."""
     bounds = [field for field in vars(limits) if field.startswith("clip_")]
     chosen = {field: getattr(settings, field) for field in bounds if getattr(settings, field)}

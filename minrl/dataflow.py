@@ -25,6 +25,11 @@ ABOVE_MAXIMUM = "a reward must be at most its maximum"
 
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 
+ROUNDING, TINY = 1e-9, 1e-12
+"""Rewards are equal up to this share of the larger one, or this distance: the rounding error of a sum of thousands of
+floats (1.1e-16 per addend).
+"""
+
 
 class UserError(ValueError):
     """A mistake that the user can fix. The message is one line: what was given and what is allowed."""
@@ -100,8 +105,16 @@ class Reward:
 
     @property
     def _at_maximum(self) -> bool:
-        """Equality up to the rounding error of a sum of thousands of floats (1.1e-16 per addend)."""
-        return math.isclose(self.value, self.maximum, rel_tol=1e-9, abs_tol=1e-12)
+        return same_reward(self.value, self.maximum)
+
+
+def same_reward(one: float, other: float) -> bool:
+    """Whether two rewards are equal but for rounding.
+
+    >>> same_reward(0.1 + 0.2, 0.3), same_reward(0.3, 0.3001)
+    (True, False)
+    """
+    return math.isclose(one, other, rel_tol=ROUNDING, abs_tol=TINY)
 
 
 def finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give anything
@@ -214,7 +227,7 @@ class Rollout:
 
     `text` is all that follows the first prompt, in several turns with the messages between them. `slot` and `sample`
     identify the episode in the step; `episode` lists all its turns, `message` is the role's first,
-    `task` that of the example.
+    `task` that of the example, `max_tokens` the task's own limit of a turn (0: the run's).
     """
 
     ids: list[int]
@@ -235,6 +248,7 @@ class Rollout:
     episode: list[PlayedTurn] = field(default_factory=list)
     task: str = ""
     message: Prompt = ""
+    max_tokens: int = 0
 
     @property
     def player(self) -> str:

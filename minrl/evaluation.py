@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
-from minrl.config import EvaluationConfig, RolloutConfig
+from minrl.config import TrainerConfig
+from minrl.dataflow import LostEpisode, Prompt, Rollout
 from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
@@ -15,12 +17,12 @@ MIN_SAMPLES = 500
 """Completions of an evaluation with an automatic number of samples."""
 
 
-def samples_of(examples: int, config: EvaluationConfig) -> int:
+def samples_of(examples: int, config: TrainerConfig) -> int:
     """Sampled completions of each of so many examples, beside the greedy one."""
     return config.eval_samples or math.ceil(MIN_SAMPLES / examples)
 
 
-def evaluations_after(step: int, steps: int, config: EvaluationConfig) -> int:
+def evaluations_after(step: int, steps: int, config: TrainerConfig) -> int:
     """Evaluations that are due after a step, in a run of so many: that after the last step is one."""
     if step >= steps:
         return 0
@@ -33,8 +35,8 @@ def evaluate(
     engine: Engine,
     workers: Workers,
     task: Task,
-    config: EvaluationConfig,
-    sampling: RolloutConfig,
+    config: TrainerConfig,
+    sampling: TrainerConfig,
     seed: int,
 ) -> Evaluation:
     """Sampled and greedy completions of the same held-out examples. `rollouts` are the sampled ones."""
@@ -48,4 +50,31 @@ def evaluate(
 
     sampled, greedy = play(samples, config.eval_temperature), play(1, 0.0)
     figures = summarize(examples, sampled.outcomes, greedy.outcomes)
-    return replace(figures, rollouts=sampled.rollouts, failures=[*sampled.failures, *greedy.failures])
+    shown = {example.id: example for example in examples}
+    results = [
+        {"category": dict(shown[one.example_id].category), **result_line(mode, one, shown[one.example_id].prompt)}
+        for mode, played in {"greedy": greedy, "sampled": sampled}.items()
+        for one in (played.outcomes if policy.processes.main else ())
+    ]
+    failures = [*sampled.failures, *greedy.failures]
+    return replace(figures, rollouts=sampled.rollouts, results=results, failures=failures)
+
+
+def result_line(mode: str, one: Rollout | LostEpisode, prompt: Prompt = "") -> dict[str, Any]:
+    """A completion, its problem and its reward as values for JSON. What could not be scored has no reward, and an
+    episode that failed before the policy's first turn, where `prompt` may be the problem's, no completion.
+    """
+    played, reward = one if isinstance(one, Rollout) else None, one.reward
+    return {
+        "example_id": one.example_id,
+        "mode": mode,
+        "sample": played and played.sample,
+        "role": one.role,
+        "prompt": played.message if played and played.message else prompt,
+        "completion": played and played.text,
+        "tokens": played and played.num_sampled,
+        "truncated": one.truncated,
+        "reward": reward and reward.value,
+        "solved": reward and reward.solved,
+        "parts": dict(reward.parts) if reward else {},
+    }

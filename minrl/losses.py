@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from minrl.advantages import Advantage, teacher_preference
-from minrl.config import AlgorithmConfig
+from minrl.config import TrainerConfig
+from minrl.dataflow import require
 
 WEIGHT, WEIGHT_SQUARED = "engine/weight", "engine/weight_squared"
 """Of these means `update_policy` makes the effective sample size."""
@@ -40,8 +41,8 @@ class Limits:
     either_sign: bool = False
 
 
-Surrogate = Callable[[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"], Limits], Float[Tensor, " S"]]
-"""(logprobs, ratio, advantages, limits) -> loss of each token"""
+Surrogate = Callable[..., Float[Tensor, " S"] | tuple[Float[Tensor, " S"], dict[str, Tensor]]]
+"""(logprobs, ratio, advantages, limits) -> loss of each token, or that and curves: values of each token by tag"""
 
 Aggregation = Callable[[Int[Tensor, " N"], Int[Tensor, " N"], int, int], Float[Tensor, " N"]]
 """(length of each completion, longest one allowed, rollouts of the optimizer step, tokens of the optimizer step)
@@ -56,7 +57,8 @@ class Algorithm:
     """Advantage, surrogate, aggregation of tokens, and the level and limits of the ratio.
 
     `ratio_level` is a key of `LEVELS`. `group_relative`: a rollout is compared with its group only, so a group of one
-    has no gradient. `makes_up_for_equal_groups`: the advantages already compensate for groups without spread.
+    has no gradient. `options`: a dataclass whose fields are flags, `--ROW.FIELD`, of a row in a file; the functions
+    with a parameter `options` are given them.
     """
 
     advantage: Advantage
@@ -65,7 +67,7 @@ class Algorithm:
     limits: Limits = NO_LIMITS
     ratio_level: str = "token"
     group_relative: bool = True
-    makes_up_for_equal_groups: bool = False
+    options: type | None = None
 
     @property
     def has_ratio(self) -> bool:
@@ -92,7 +94,7 @@ class Tokens:
 
 
 def policy_loss(
-    tokens: Tokens, algorithm: Algorithm, settings: AlgorithmConfig
+    tokens: Tokens, algorithm: Algorithm, settings: TrainerConfig
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """sum_t w_t (c_t L_t + kl_coef KL_t - entropy_coef H_t), and curves: the values of the tokens, by tag.
 
@@ -107,7 +109,13 @@ def policy_loss(
         curves |= {"teacher/kl": -preference, "teacher/preferred_frac": preference > 0}
 
     ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - old, tokens.rollout_of).exp()
-    per_token = algorithm.surrogate(tokens.logprobs, ratio, advantages, algorithm.limits)
+    found = algorithm.surrogate(tokens.logprobs, ratio, advantages, algorithm.limits)
+    per_token, own = found if isinstance(found, tuple) else (found, {})
+    for what, values in {"the loss": per_token, **own}.items():  # a mean would be weighted once more
+        shape, each = getattr(values, "shape", None), tokens.logprobs.shape
+        row = f"the surrogate of {settings.algorithm} must return {what} of each token, shape {tuple(each)}"
+        require(shape == each, f"{row}, got {shape if shape is None else tuple(shape)}")
+    curves |= own
     low, high = clipped_fractions(ratio, advantages, algorithm.limits)
     curves |= {"policy/clip_low_frac": low, "policy/clip_high_frac": high, "policy/ratio_max": ratio}
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minrl.batch import Stream, micro_batches, pack
-from minrl.config import ModelConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import CausalModel, Rollout
 from minrl.models.chat import ChatTokenizer
 from minrl.models.cpu import free_bytes
@@ -34,7 +34,7 @@ from minrl.models.scoring import (
 )
 from minrl.models.shape import context_length
 from minrl.models.sharding import equal_passes
-from minrl.models.text import decoder_of, layers_of
+from minrl.models.structure import decoder_of, layers_of
 
 
 @dataclass(kw_only=True)
@@ -111,9 +111,13 @@ class Policy(ChatTokenizer):
 
     def activation_bytes(self, stream: Stream) -> float:
         """Approximate bytes that a forward pass of the stream keeps for the backward pass."""
-        linear, quadratic = self._activation_growth
         tokens = self.computed_tokens(stream)
-        return linear * tokens + quadratic * tokens**2
+        return self.activation_bytes_of(tokens, tokens)
+
+    def activation_bytes_of(self, tokens: int, length: int) -> float:
+        """The same for so many tokens, of which each sees at most `length`."""
+        linear, quadratic = self._activation_growth
+        return linear * tokens + quadratic * tokens * length
 
     @cached_property
     def _activation_growth(self) -> tuple[float, float]:
@@ -139,17 +143,17 @@ class Policy(ChatTokenizer):
     def free_memory(self) -> int:
         """Free bytes on the device for this process."""
         free = free_bytes(self.device)
-        return free // self.processes.launch.local_count if self.device.type == "cpu" else free
+        return free // self.processes.local_count if self.device.type == "cpu" else free
 
     @property
     def stop_ids(self) -> frozenset[int]:
         """The end tokens of the generation config, of the tokenizer and of its chat template."""
         named = self.model.generation_config.eos_token_id
-        ids = {*self.template_ends, *(named if isinstance(named, list) else [named])}
+        ids = {*super().stop_ids, *(named if isinstance(named, list) else [named])}
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
 
-def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
+def as_policy(model: CausalModel, tokenizer: Any, config: TrainerConfig, processes: Processes) -> Policy:  # noqa: ANN401
     """A policy of a model and tokenizer in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up(model)

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, fields, replace
 
 from minrl.dataflow import Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
 from minrl.engines import Engine, Sampling
+from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.policy import Policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.tasks.task import Sampled, Task
+from minrl.tasks.thoughts import LONGEST_MARK, heard
 from minrl.utils.statistics import lost_roles
 
 EPISODE = "episode"
@@ -93,7 +95,7 @@ def _play(
 ) -> Rollouts:
     """This process's share of a call of `rollout`."""
     episodes = [
-        _Episode(policy, task.members[example.task], example, slot, sample, plan, engine.context_length)
+        _Episode(policy, task.members[example.task], example, slot, sample, plan, engine)
         for slot, example in enumerate(examples, plan.first_slot)
         for sample in range(plan.first_sample, plan.first_sample + plan.group_size)
     ]
@@ -113,8 +115,6 @@ def _play(
         asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
         if asked:
             _sample(engine, workers, asked, sampling, overlap)
-    if policy.processes.count > 1:  # others may still sample with an engine that this process holds a part of
-        engine.generate([], sampling)
     failures = [episode.problem for episode in episodes if episode.problem is not None]
     lost = [LostEpisode(episode.example.id, task=episode.example.task) for episode in episodes if episode.lost]
     return Rollouts(_numbered(episodes), failures, [episode.failure for episode in episodes], lost)
@@ -130,7 +130,7 @@ def _sample(
         if isinstance(episode.pending, Job):
             workers.begin(episode.pending, episode)
 
-    def ended(completions: Sequence[tuple[int, Completion]]) -> None:
+    def on_end(completions: Sequence[tuple[int, Completion]]) -> None:
         for index, completion in completions:
             episode = remaining.pop(index)
             episode.receive(completion)
@@ -139,7 +139,7 @@ def _sample(
             episode.advance(result)
             begin(episode)
 
-    completions = engine.generate([request for _, request in asked], sampling, ended=ended if overlap else None)
+    completions = engine.generate([request for _, request in asked], sampling, on_end=on_end if overlap else None)
     for index, episode in remaining.items():
         episode.receive(completions[index])
 
@@ -148,6 +148,11 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
     """A 63-bit seed from the run's seed and the path of a completion."""
     text = "/".join(map(str, (run_seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def heard_by(reader: Policy, shown: list[int], ids: list[int]) -> str:
+    """What a completion says behind what was shown: with the mark of a thought that this opened."""
+    return heard(reader.decode_all(shown[-LONGEST_MARK:]), reader.decode(ids))
 
 
 @dataclass
@@ -174,11 +179,11 @@ class _Episode(Play):
     """One episode in progress and the sequences of its roles."""
 
     def __init__(
-        self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan, context_length: int
+        self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan, engine: Engine
     ) -> None:
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
-        self.context_length = context_length
-        self.may_freeze, self.max_tokens = task.frozen_opponent, task.max_tokens or plan.max_tokens
+        self.engine = engine
+        self.may_freeze, self.limit = task.frozen_opponent, task.max_tokens or plan.max_tokens
         self.sequences: dict[str, _Sequence] = {}
         self.played: list[PlayedTurn] = []
         super().__init__(task, example, random.Random(self._seed(EPISODE, 0)))
@@ -193,15 +198,16 @@ class _Episode(Play):
                 f"{turn.role} is frozen in one turn and not in another, or the task does not say frozen_opponent=True"
             )
             return None
+        reader, context_length, limit = self._player(turn.frozen)
         if sequence.turns:
             start, end = sequence.turns[-1]
-            shown = self.policy.encode_next_turn(turn.message, sequence.ids[start:end])
+            shown = reader.encode_next_turn(turn.message, sequence.ids[start:end])
         else:
-            shown = self.policy.encode_prompt(turn.message)
+            shown = reader.encode_prompt(turn.message)
         if not (sequence.ids or shown):
             self.fail(f"the first message of {turn.role} has no tokens (example {self.example.id!r})")
             return None
-        room = self.context_length - len(sequence.ids) - len(shown)
+        room = context_length - len(sequence.ids) - len(shown)
         if room < 1 and turn.optional and sequence.turns:
             sequence.finish_reason = "length"
             self.advance("")
@@ -210,18 +216,27 @@ class _Episode(Play):
             before = len(sequence.ids) + len(shown)
             self.fail(
                 f"turn {len(sequence.turns) + 1} of {turn.role} has no room: {before} tokens come before it and the "
-                f"model takes {self.context_length} (example {self.example.id!r})"
+                f"model takes {context_length} (example {self.example.id!r})"
             )
             return None
         sequence.append(shown, None)
         seed = self._seed(turn.role, len(sequence.turns))
-        return Request(list(sequence.ids), seed, min(self.max_tokens, room), turn.frozen)
+        return Request(list(sequence.ids), seed, min(limit, room), turn.frozen)
+
+    def _player(self, frozen: bool) -> tuple[Policy, int, int]:
+        """Who encodes and decodes a turn, the tokens that its model takes, and the most of the turn."""
+        own = self.policy, self.engine.context_length, self.limit
+        if not (frozen and isinstance(self.engine, EngineWithOpponent)):
+            return own
+        opponent, limit = self.engine.opponent, self.engine.max_tokens or self.limit
+        return (opponent.policy, opponent.context_length, limit) if self.engine.by_text else (*own[:2], limit)
 
     def receive(self, completion: Completion) -> None:
         """Append a sampled completion and send its text to the episode."""
         assert isinstance(self.pending, Turn)
         turn, sequence = self.pending, self.sequences[self.pending.role]
-        text, seed = self.policy.heard(sequence.ids, completion.ids), self._seed(turn.role, len(sequence.turns))
+        reader, *_ = self._player(turn.frozen)
+        text, seed = heard_by(reader, sequence.ids, completion.ids), self._seed(turn.role, len(sequence.turns))
         kept = text if sequence.frozen else None
         self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, kept, turn.shown_by))
         sequence.turns.append((len(sequence.ids), len(sequence.ids) + len(completion.ids)))
@@ -243,6 +258,7 @@ class _Episode(Play):
                 group=group_of((self.slot, role)),
                 sample=self.sample,
                 role=role,
+                max_tokens=self.limit,
                 seed=sequence.seed,
                 weight_version=self.policy.version,
                 finish_reason=sequence.finish_reason,

@@ -4,15 +4,17 @@ The memory is in `TrainState`, equal in all processes: a resumed run samples wha
 """
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import cache
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 from loguru import logger
 
-from minrl.config import SamplingConfig, TrainerConfig
-from minrl.dataflow import ABOVE_MAXIMUM, Example, Rollout, TrainState, UserError
+from minrl.config import TrainerConfig
+from minrl.dataflow import ABOVE_MAXIMUM, Example, Rollout, TrainState, UserError, require, same_reward
 from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.length import with_length
@@ -21,6 +23,7 @@ from minrl.rollout import Plan, Rollouts, joined, rollout
 from minrl.tasks import Task
 from minrl.tasks.checked import refuse_mistakes
 from minrl.tracking.timers import timed
+from minrl.utils.files import imported_file
 
 RATE_DECAY = 0.5
 """Decay of an example's remembered solve rate per observation."""
@@ -47,13 +50,13 @@ def sample_groups(
     """The rollouts of a step: a group for each example and role, with groups without spread replaced by
     `refill_rounds`: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
-    An example counts by the share of its groups (one per role) with spread (max > min). Departures: any difference of
-    rewards, before an overlong penalty, is spread; the rounds are bounded; groups without spread stay among the
-    rollouts, cost no forward pass unless another term has a gradient, and weigh what drop_equal_groups says.
+    An example counts by the share of its groups (one per role) with spread. Departures: any difference of rewards
+    beyond rounding, before an overlong penalty, is spread; the rounds are bounded; groups without spread stay among the
+    rollouts, and cost no forward pass unless another term has a gradient.
     """
-    schedule = task.schedule(config.seed, state.step, config.rollout.prompts_per_step)
+    schedule = task.schedule(config.seed, state.step, config.prompts_per_step)
     sampled, drawn, due = Rollouts([], []), list[Example](), list(schedule)
-    for _ in range(1 + config.sampling.refill_rounds):
+    for _ in range(1 + config.refill_rounds):
         examples = next_examples(task, due, config, state, drawn)
         found = rollout(policy, engine, workers, task, examples, training_plan(config, state, len(drawn)))
         sampled = joined([sampled, replace(found, rollouts=with_length(found.rollouts, config))])
@@ -61,14 +64,14 @@ def sample_groups(
         due = [name for name in dict.fromkeys(schedule) for _ in range(missing(name, schedule, sampled.rollouts))]
         if not due:
             break
-    require_rewards(sampled, config.rollout.max_unscorable_frac, state.step)
+    require_rewards(sampled, config.max_unscorable_frac, state.step)
     return sampled
 
 
 def missing(task: str, schedule: Sequence[str], rollouts: Sequence[Rollout]) -> int:
     """How many of the task's scheduled examples lack groups with spread."""
     own = [rollout for rollout in rollouts if rollout.task == task]
-    with_spread = sum(max(rewards) > min(rewards) for rewards in _rewards_by_group(own).values())
+    with_spread = sum(not same_reward(max(rewards), min(rewards)) for rewards in _rewards_by_group(own).values())
     roles = max(1, len({rollout.role for rollout in own}))
     return max(0, schedule.count(task) - with_spread // roles)
 
@@ -92,13 +95,15 @@ def choose_examples(
     state: TrainState,
     used: Collection[str] = (),
 ) -> list[Example]:
-    """The next `count` examples: in order, or with `curriculum` by solve rate.
+    """The next `count` examples: in order, by the config's `sampler`, or with `curriculum` by solve rate.
 
     An example of solve rate p weighs max(4 p (1 - p), 0.1). They are drawn without replacement, by the largest
     u^(1 / weight) with u uniform (Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003); those whose id is among
     the `used` come last.
     """
-    if not config.sampling.curriculum:
+    if config.sampler:
+        return sampled_examples(examples, count, config, state, used)
+    if not config.curriculum:
         return draw_examples(examples, count, config.seed, state)
     rng = random.Random(f"{config.seed}/curriculum/{state.examples_drawn}")
     rates = [state.solve_rates.get(example.id, 0.5) for example in examples]
@@ -106,6 +111,39 @@ def choose_examples(
     order = sorted(range(len(keys)), key=lambda index: (examples[index].id in used, -keys[index]))
     state.examples_drawn += count
     return [examples[order[draw % len(order)]] for draw in range(count)]
+
+
+def sampled_examples(
+    examples: Sequence[Example], count: int, config: TrainerConfig, state: TrainState, used: Collection[str]
+) -> list[Example]:
+    """The examples that the function of `--sampler` chooses, of those not `used` in this step while there are enough.
+    It must be a function of its arguments, so that all processes, and a resumed run, choose the same.
+    """
+    left = [one for one in examples if one.id not in used] if used else examples
+    rng = random.Random(f"{config.seed}/sampler/{state.examples_drawn}")
+    rates = MappingProxyType(state.solve_rates)
+    chosen = sampler_in_file(config.sampler)(left if len(left) >= count else examples, count, rates, rng)
+    state.examples_drawn += count
+    listed = isinstance(chosen, list) and all(isinstance(one, Example) for one in chosen)
+    got = f"{len(chosen)}" if listed else f"{chosen!r:.80}"
+    require(listed and len(chosen) == count, f"{config.sampler} must return a list of {count} examples, got {got}")
+    return chosen
+
+
+@cache
+def sampler_in_file(name: str) -> Callable[..., Any]:
+    """The function that `path/to/file.py:name` names. A run reads its file once: `cache_clear` forgets it."""
+    path, _, function = name.rpartition(":")
+    found = getattr(imported_file(path, f"--sampler {name}"), function, None)
+    require(callable(found), f"--sampler {name}: {path} has no function {function!r}")
+    return found  # type: ignore[return-value]
+
+
+def require_sampler(config: TrainerConfig) -> None:
+    """Read the file of `--sampler` as it is now. Raises `UserError` if it has no such function."""
+    sampler_in_file.cache_clear()
+    if config.sampler:
+        sampler_in_file(config.sampler)
 
 
 def every(steps: int, step: int) -> bool:
@@ -137,24 +175,23 @@ def warn_of_failures(episodes: str, failures: Sequence[str]) -> None:
 
 
 def adapt_sampling(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout]) -> None:
-    """Adapt the temperature and the solve rates, by which the next step samples, to the step's rollouts."""
-    settings = config.sampling
+    """Adapt the temperature and the solve rates, by which the next step may sample, to the step's rollouts."""
+    settings = config
     groups = _rewards_by_group(rollouts)
     if settings.target_reward_std and groups:
-        temperature = state.temperature or config.rollout.temperature
+        temperature = state.temperature or config.temperature
         spread = float(np.mean([np.std(rewards) for rewards in groups.values()]))
         state.temperature = adapted_temperature(temperature, spread, settings)
-    if settings.curriculum:
-        solved: dict[tuple[str, str], list[bool]] = {}
-        for rollout in rollouts:
-            if rollout.reward is not None:
-                solved.setdefault((rollout.task, rollout.example_id), []).append(rollout.reward.solved)
-        for (task, example_id), outcomes in solved.items():
-            rate, rates = sum(outcomes) / len(outcomes), state.of(task).solve_rates
-            rates[example_id] = RATE_DECAY * rates.get(example_id, rate) + (1 - RATE_DECAY) * rate
+    solved: dict[tuple[str, str], list[bool]] = {}
+    for one in rollouts:
+        if one.reward is not None:
+            solved.setdefault((one.task, one.example_id), []).append(one.reward.solved)
+    for (task, example_id), outcomes in solved.items():
+        rate, rates = sum(outcomes) / len(outcomes), state.of(task).solve_rates
+        rates[example_id] = RATE_DECAY * rates.get(example_id, rate) + (1 - RATE_DECAY) * rate
 
 
-def adapted_temperature(temperature: float, std: float, settings: SamplingConfig) -> float:
+def adapted_temperature(temperature: float, std: float, settings: TrainerConfig) -> float:
     """The next temperature after rewards with this mean standard deviation inside groups were sampled at this one:
 
         log T' = log T + 1/2 log(target / std), by at most log 1.1 either way, and inside [T_min, T_max].
@@ -178,11 +215,11 @@ def draw_examples(examples: Sequence[T], count: int, seed: int, state: TrainStat
 
 def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> Plan:
     """How the step's examples are sampled, after the first `drawn`."""
-    settings = config.rollout
+    settings = config
     return Plan(
         settings.group_size,
         settings.max_tokens,
-        state.temperature or config.rollout.temperature,
+        state.temperature or config.temperature,
         config.seed,
         "train",
         state.step,
@@ -192,11 +229,14 @@ def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> P
 
 
 def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan]:
-    """A few held-out examples of each task, sampled greedily, to be compared across steps."""
-    settings, members = config.rollout, task.members.items()
+    """A few held-out examples of each task, or of those that it trains on, sampled greedily, to be compared across
+    steps.
+    """
+    settings, members = config, task.members.items()
     share = max(1, TRACKED_EXAMPLES // len(members))
     plan = Plan(1, settings.max_tokens, 0.0, config.seed, "tracked", 0, stop_strings=settings.stop_strings)
-    return [replace(one, task=name) for name, member in members for one in member.dataset.held_out[:share]], plan
+    shown = [(name, member.dataset.held_out or member.dataset.train) for name, member in members]
+    return [replace(one, task=name) for name, examples in shown for one in examples[:share]], plan
 
 
 def _rewards_by_group(rollouts: Sequence[Rollout]) -> dict[int, list[float]]:

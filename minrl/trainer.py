@@ -7,6 +7,7 @@ a reference is off, unless --kl-coef is given, and that an engine with other pro
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from loguru import logger as log
@@ -15,16 +16,17 @@ from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
 from minrl.dataflow import require
-from minrl.run.defaults import defaults, with_defaults
+from minrl.run.folder import RunFolder
 from minrl.run.preflight import preflight
 from minrl.run.run import Run, open_run
 from minrl.run.setup import assemble
-from minrl.sampling import adapt_sampling, every, sample_groups
+from minrl.sampling import adapt_sampling, every, require_sampler, sample_groups
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.writers import require_logger
 from minrl.update import update_policy
 from minrl.utils.cli import Command, from_dict
+from minrl.utils.console import in_program
 from minrl.utils.settings import flag_of
 from minrl.utils.signals import Stopped, exit_status
 
@@ -33,7 +35,7 @@ def loop(session: Session) -> None:
     """Sample a group per example, compare the rewards within it, update the policy, sync the engine. Repeat."""
     parts = session.parts
     config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
-    algorithm = choose_algorithm(config)
+    algorithm = choose_algorithm(config, parts.run.options)
     for step in session.steps():
         sampled = sample_groups(policy, engine, parts.workers, task, config, state)
         advantages = compute_advantages(sampled.rollouts, algorithm, config, state)
@@ -43,28 +45,32 @@ def loop(session: Session) -> None:
         engine.wake()
         engine.sync(policy)  # the new weights, verified
         adapt_sampling(state, config, sampled.rollouts)
-        if every(config.evaluation.eval_every, step) or step == config.steps:
+        if every(config.eval_every, step) or step == config.steps:
             session.evaluate()
         session.step(sampled, advantages, update)
         session.save_if_due()
 
 
-def train(config: TrainerConfig) -> dict[str, Any]:
-    """Train and return the run's summary, which is also in its summary.json; empty with `preflight_only`.
+def train(config: TrainerConfig, options: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Train and return the run's summary, which is also in its summary.json; empty with `preflight_only`. Only here it
+    has the run's `folder`, and its `history`: the metrics of each step.
 
         import minrl
-        minrl.train(minrl.TrainerConfig(task="countdown", steps=20))["eval_after"]
+        done = minrl.train(minrl.TrainerConfig(task="countdown", steps=20))
+        done["eval_after"], [step["reward/mean"] for step in done["history"] if "reward/mean" in step]
 
-    `TrainerConfig(task=quiz)` takes a function that is decorated with `minrl.task`. Settings that the config was not
-    given have the defaults of the command line, which depend on the size of the model. Ctrl-C lets the step end, saves
-    a checkpoint and raises `KeyboardInterrupt`; `resume` continues.
+    `options` are those of tasks, such as `{"hanoi": {"max_disks": 3}}`. `TrainerConfig(task=quiz)` takes a function
+    that is decorated with `minrl.task`. Ctrl-C lets the step end, saves
+    a checkpoint and raises `KeyboardInterrupt`; `resume` continues. Messages are shown by the program's own handlers of
+    loguru, which stay as they are.
     """
-    require(isinstance(config, TrainerConfig), f"minrl.train takes a TrainerConfig, got {type(config).__name__}")
-    unset = {name: value for name, value in defaults(config).items() if name in config.settings.keys() - config.given}
-    settings, options = from_dict({**config.settings, **unset}, TrainerConfig)
+    require(type(config) is TrainerConfig, f"minrl.train takes a TrainerConfig, got {type(config).__name__}")
+    settings, chosen = from_dict({**config.settings, "tasks": options or {}}, TrainerConfig)
     given = sorted(name for name in config.given if name != "resume" or config.resume)
-    run = open_run(settings, options, [flag_of(name) for name in given])
-    status, summary = _run(run, time.perf_counter())
+    given += [f"{task}.{name}" for task, own in (options or {}).items() for name in own]
+    run = open_run(settings, chosen, [flag_of(name) for name in given])
+    with in_program():
+        status, summary = _run(run, time.perf_counter())
     if status:
         raise Stopped(status - exit_status(0))
     return summary
@@ -72,14 +78,14 @@ def train(config: TrainerConfig) -> dict[str, Any]:
 
 def main(command: Command[TrainerConfig]) -> int:
     """Train as the command line says. Returns the exit status."""
-    command = with_defaults(command)
     return _run(open_run(command.config, command.options, command.given), command.started)[0]
 
 
 def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
     """Assemble the run's parts, check them, train, and finish. Returns the exit status and the summary."""
-    choose_algorithm(run.config)  # refuses what cannot work before anything slow
-    require_logger(run.config.logging)
+    choose_algorithm(run.config, run.options)  # refuses what cannot work before anything slow
+    require_sampler(run.config)
+    require_logger(run.config)
     with assemble(run) as parts:
         if parts.config.preflight and parts.state.step == 0:
             clean = True
@@ -92,4 +98,9 @@ def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
             return 0, {}
         with Session(parts, started, diagnostics=UpdateDiagnostics) as session:
             loop(session)
-            return session.finish(), session.summary
+            status, folder = session.finish(), RunFolder(session.run.folder)
+            return status, {**session.summary, "folder": str(folder.path), "history": folder.metrics}
+
+
+if __name__ == "__main__":
+    raise SystemExit("error: this is the loop; run it by `python train.py`")

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minrl.batch import Batch, Stream, pack, share_of_tokens, split_groups, to_device
-from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import CausalModel, TrainState
 from minrl.losses import WEIGHT, WEIGHT_SQUARED, Algorithm, Tokens, policy_loss
 from minrl.optimizer import clipped_step, learning_rate
@@ -58,10 +58,10 @@ def update_policy(
     an advantage and the loss has neither KL nor entropy nor a teacher, nothing is computed and no optimizer step is
     taken. `needs_correction`: the engine's probabilities are not the policy's own.
     """
-    settings, temperature = config.algorithm, state.temperature or config.rollout.temperature
+    settings, temperature = config, state.temperature or config.temperature
     importance_cap = settings.importance_cap if needs_correction else 0.0
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config.optimizer, state.step, config.steps)
+        group["lr"] = learning_rate(config, state.step, config.steps)
     counted = counted_rollouts(batch, settings)
     trained = counted & ((batch.advantages != 0) | settings.regularized)
     minibatches = split_groups(batch.rollouts, settings.minibatches_per_pass)
@@ -76,7 +76,7 @@ def update_policy(
     for number, (minibatch, share) in enumerate(steps, 1):
         weights = token_weights(batch, algorithm, counted, minibatch, config)
         (weights,) = to_device([weights[batch.rollout_of]], policy.device)
-        streams = _streams(policy, batch, share, config.optimizer)
+        streams = _streams(policy, batch, share, config)
         with activity("update", len(streams)) as report, policy.passes(len(streams)):
             for count, stream in enumerate(streams, 1):
                 logprobs, entropy = policy.score(stream, temperature)
@@ -100,29 +100,23 @@ def update_policy(
                 report(count)
         if number == len(steps):
             trace.copy_to_host()
-        trace.norms.append(optimizer_step(policy, optimizer, config.optimizer))
+        trace.norms.append(optimizer_step(policy, optimizer, config))
     metrics = trace.metrics(settings.passes_per_step)
     metrics |= {"policy/learning_rate": optimizer.param_groups[0]["lr"], "rollout/temperature": temperature}
     logprobs, importance_weights, preference = trace.per_token()
     return Update(metrics, logprobs, importance_weights if importance_cap else None, preference)
 
 
-def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> float:
+def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> float:
     """Sum the gradients over the processes and take a `clipped_step`. Returns the norm before clipping."""
     policy.processes.sum_gradients([weight for group in optimizer.param_groups for weight in group["params"]])
     return clipped_step(policy, optimizer, config)
 
 
-def counted_rollouts(batch: Batch, settings: AlgorithmConfig) -> Bool[Tensor, " N"]:
-    """Which rollouts the normalizer counts: scorable ones, except masked truncated ones and dropped groups without any
-    advantage.
-    """
-    with_advantage = {r.group for r, a in zip(batch.rollouts, batch.advantages.tolist(), strict=True) if a}
-    left_out = [
-        (settings.overlong == "mask" and r.truncated) or (settings.drop_equal_groups and r.group not in with_advantage)
-        for r in batch.rollouts
-    ]
-    return batch.scorable & ~torch.tensor(left_out, dtype=torch.bool)
+def counted_rollouts(batch: Batch, settings: TrainerConfig) -> Bool[Tensor, " N"]:
+    """Which rollouts the normalizer counts: scorable ones, except masked truncated ones."""
+    truncated = torch.tensor([r.truncated for r in batch.rollouts])
+    return batch.scorable & ~(truncated & settings.mask_truncated)
 
 
 def token_weights(
@@ -131,8 +125,7 @@ def token_weights(
     """The weight of each rollout's tokens in an optimizer step. Rollouts of advantage 0 count in the normalizer."""
     lengths, counted_here = batch.completion_lengths, torch.zeros_like(counted)
     counted_here[minibatch] = counted[minibatch]
-    terms = config.rollout.terms
-    longest = torch.tensor([terms[rollout.task].max_tokens for rollout in batch.rollouts])
+    longest = torch.tensor([rollout.max_tokens or config.max_tokens for rollout in batch.rollouts])
     return algorithm.aggregation(lengths, longest, int(counted_here.sum()), int(lengths[counted_here].sum()))
 
 
@@ -140,10 +133,10 @@ def _fixed_logprobs(
     policy: Policy, batch: Batch, shares: Sequence[Sequence[int]], config: TrainerConfig, temperature: float
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The log-probabilities (S,) under the old policy, the reference and the teacher, where the update needs them."""
-    settings, old, ref, teacher = config.algorithm, None, None, None
+    settings, old, ref, teacher = config, None, None, None
     own, num_tokens = sorted(chain.from_iterable(shares)), len(batch.rollout_of)
     several = settings.passes_per_step * settings.minibatches_per_pass > 1
-    streams = _streams(policy, batch, own, config.optimizer) if several or settings.kl_coef else []
+    streams = _streams(policy, batch, own, config) if several or settings.kl_coef else []
     if several:
         old = _frozen_logprobs(policy, policy.model, streams, temperature, num_tokens)
     if settings.kl_coef:
@@ -152,7 +145,7 @@ def _fixed_logprobs(
     if settings.has_teacher:
         reads = policy.teacher_reads
         shown = replace(batch, rollouts=[*map(reads, batch.rollouts)]) if reads else batch
-        streams = _streams(policy, shown, own, config.optimizer)
+        streams = _streams(policy, shown, own, config)
         teacher = _frozen_logprobs(policy, policy.teacher or policy.model, streams, temperature, num_tokens)
     return old, ref, teacher
 
@@ -172,7 +165,7 @@ def _frozen_logprobs(
 def current_logprobs(policy: Policy, batch: Batch, config: TrainerConfig, temperature: float) -> Float[Tensor, " S"]:
     """Log-probability of each sampled token under the policy as it is now, the same in all processes."""
     share = _share(policy, batch, range(len(batch.rollouts)), torch.ones(len(batch.rollouts), dtype=torch.bool))
-    streams = _streams(policy, batch, share, config.optimizer)
+    streams = _streams(policy, batch, share, config)
     scored = _frozen_logprobs(policy, policy.model, streams, temperature, len(batch.rollout_of))
     return policy.processes.sum(scored).cpu()  # each token is computed by one of them
 
@@ -183,7 +176,7 @@ def _share(policy: Policy, batch: Batch, minibatch: Sequence[int], trained: Bool
     return share_of_tokens(batch.rollouts, indices, policy.processes.rank, policy.processes.count)
 
 
-def _streams(policy: Policy, batch: Batch, indices: Sequence[int], config: OptimizerConfig) -> list[Stream]:
+def _streams(policy: Policy, batch: Batch, indices: Sequence[int], config: TrainerConfig) -> list[Stream]:
     """The rollouts in streams of the size of a micro-batch."""
     parts = policy.micro_batches(batch.rollouts, indices, config.micro_batch_tokens)
     return [pack(batch.rollouts, part).to(policy.device) for part in parts]

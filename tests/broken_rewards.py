@@ -10,7 +10,7 @@ import re
 import sys
 
 from minrl.dataflow import Example, Reward
-from minrl.models.thoughts import after_thoughts
+from minrl.tasks.thoughts import after_thoughts
 
 EXAMPLES = [
     Example(str(n), f"What is {n + 11} + {2 * n + 17}? Give <answer>number</answer>.", {"answer": 3 * n + 28})

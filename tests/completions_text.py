@@ -4,8 +4,6 @@ Every template and every answer is written by hand. A template says whether its 
 whether it is right. A completion is solved if both are so, whatever reads it.
 """
 
-import re
-
 from minrl.dataflow import Example
 
 THOUGHTS = {
@@ -81,13 +79,12 @@ AMOUNTS = (
 
 NINE = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
 TWELVE = Example("2,3,8=12", "", {"numbers": [8, 2, 3], "target": 12})
-NINES = r"""7 + 5 - 3;(7 + 5) - 3;((7)) + (5 - 3);**7 + 5 - 3**;\( 7 + 5 - 3 \);[7 + 5] - 3;\boxed{7 + 5 - 3}
-\left(7 + 5\right) - 3"""
-TWELVES = r"8 / 2 * 3;8 : 2 · 3;\frac{8}{2} \times 3;8 x 3 / 2;8 \cdot 3 \div 2;{8 / 2} * 3;\dfrac{8}{2}\times3"
+NINES = r"7 + 5 - 3;(7 + 5) - 3;((7)) + (5 - 3);**7 + 5 - 3**;\( 7 + 5 - 3 \);\left(7 + 5\right) - 3"
+TWELVES = r"8 / 2 * 3;8 / 2 · 3;\frac{8}{2} \times 3;8 \cdot 3 \div 2;\dfrac{8}{2}\times3"
 NO_NINES = "7 + 5 + 3;7 + 5;9;7 + 5 - 3 = 9;7 + 5 - 3 + 3 - 3;12 - 3;0x7 + 5 - 3;7 + 5 - 3 # sum;7 + 5 - 0_3;7 5 3"
 NO_TWELVES = r"8\timesx3/2;8*3/2,1;08*3/2;8*3/2+0;8*3//2;8 ** 2;12"
 SUMS = (
-    *((NINE, text, True) for text in re.split("[;\n]", NINES)),
+    *((NINE, text, True) for text in NINES.split(";")),
     *(
         (NINE, text, True)
         for text in ("7 + 5 \u2212 3", "\uff17 \uff0b \uff15 \uff0d \uff13", "```python\n7 + 5 - 3\n```")
@@ -98,7 +95,6 @@ SUMS = (
 )
 
 TOWER = Example("", "", {"pegs": "ABC", "board": ["A", "A"], "goal": "C"})
-DONE = Example("", "", {"pegs": "ABC", "board": ["C", "C"], "goal": "C"})
 RIGHT_MOVES = (
     *(
         "1 A>B ; 2 A>C ; 1 B>C",
@@ -119,7 +115,6 @@ WRONG_MOVES = (
 MOVES = (
     *((TOWER, text, True) for text in RIGHT_MOVES),
     *((TOWER, text, False) for text in WRONG_MOVES),
-    *((DONE, text, right) for text, right in (("", True), ("1 C>A ; 1 A>C", True), ("1 C>A", False), ("none", False))),
 )
 
 CAFE = [
@@ -141,20 +136,15 @@ GROUPS = (
     *((text, True) for text in (PLAIN, PLAIN.lower(), _written(CAFE[::-1]), _written(CAFE, comma=",\n"))),
     *((text, True) for text in (PLAIN.replace("'", "\u2019"), PLAIN.replace("\u00c9", "E\u0301"))),
     *((_written(CAFE, word), True) for word in ("**{}**", "`{}`", "\u201c{}\u201d", "{}\u200b")),
+    (_written(CAFE, comma=" "), True),
     (PLAIN.replace("PUB", "SCORE").replace("SCORE, DOZEN", "PUB, DOZEN"), False),
     (_written([*_REST, _REST[0]]), False),
     (_written([_FIRST[:3], *_REST]), False),
-    (_written(CAFE, comma=" "), False),
     ("\n".join(", ".join(group) for group in CAFE), False),
     (PLAIN.replace("CAF\u00c9", "C\u0410F\u00c9"), False),  # a Cyrillic letter
     ("", False),
 )
 
-PRODUCT = Example("", "", {"answer": 54})
-INTEGERS = (
-    *((PRODUCT, one, True) for one in ("54", "+54", "**54**", "54.", "$54$", "\uff15\uff14", "```\n54\n```")),
-    *((PRODUCT, one, False) for one in ("53", "-54", "5_4", "0x36", "54 or 53", "27 * 2", "5\u2074", "")),
-)
 BOARD = Example("", "", {"board": "xox4oxo89", "move": "4"})
 SQUARES = (
     *((BOARD, one, True) for one in ("4", "**4**", "4.", r"$\boxed{4}$", "\uff14", "```\n4\n```")),
@@ -190,7 +180,6 @@ ANSWERS = {
         *((TOWER, text, False) for text in ("1 A>B ; 2 A>C ; 1 B>C", "<answer> 1 A>B ; 2 A>C ; 1 B>C")),
     ],
     "connections": [(PUZZLE, text, right) for text, right in GROUPS],
-    "code_tool": [*_tagged(INTEGERS), (PRODUCT, "54", False), (PRODUCT, "<answer> 54", False)],
     "tictactoe": [*_tagged(SQUARES), (BOARD, "<answer> 4", False), (BOARD, "4 </answer>", False)],
     "countdown_3to4": [*_tagged(PUBLISHED), (NINE, "7 + 5 - 3", False), (NINE, "<answer> 7 + 5 - 3", False)],
 }
@@ -201,7 +190,6 @@ DRAFTS = {
     "countdown": "<answer> 1 + 1 </answer>",
     "hanoi": "<answer> 1 A>B </answer>",
     "connections": _written([list(words) for words in zip(*CAFE, strict=True)]),
-    "code_tool": "<answer> 55 </answer>",
     "tictactoe": "<answer> 8 </answer>",
     "countdown_3to4": "<answer> 1 + 1 </answer>",
 }

@@ -29,9 +29,8 @@ import pytest
 from loguru import logger
 
 import tests.run_time_types  # noqa: F401 - before the first import of minrl
-from minrl.config import ModelConfig
 from minrl.dataflow import SOLO, CausalModel, Example, Reward, Rollout
-from minrl.utils import console
+from tests.parsed import sized
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from minrl.rewards.workers import Workers
     from minrl.tasks import Task
 
-CPU = ModelConfig(device="cpu", threads=1)
+CPU = sized(device="cpu", threads=1)
 
 SMALL_RUN = str.split("""--task sevens --model-id model --prompts-per-step 4 --group-size 4 --max-tokens 4
     --learning-rate 5e-3 --warmup-steps 0 --schedule constant --steps 3 --save-every 1 --keep-checkpoints 0
@@ -95,11 +94,10 @@ def processes() -> Processes:
 @pytest.fixture(scope="session")
 def words() -> list[str]:
     """About fifty, in which `sevens` is said: how many there are decides what chance alone earns."""
-    from minrl.tasks import TASK_DEFINITIONS
+    from minrl.tasks.countdown import CountdownOptions
+    from minrl.tasks.countdown import words as countdown_words
 
-    definition = TASK_DEFINITIONS["countdown"]
-    assert definition.words is not None
-    return [*definition.words(definition.options()), "pegs", "goal", "A", "B", "C", ":"]
+    return [*countdown_words(CountdownOptions()), "pegs", "goal", "A", "B", "C", ":"]
 
 
 @pytest.fixture(scope="session")
@@ -143,14 +141,13 @@ def engine(policy: Policy) -> TorchEngine:
 
 @pytest.fixture(autouse=True)
 def _forgets_tasks_of_its_program() -> Iterator[None]:
-    """The tasks that a test gave `TrainerConfig` are no tasks of the next test."""
-    yield
-    if "minrl.tasks" in sys.modules:
-        from minrl.tasks import OWNERS, TASK_DEFINITIONS
+    """What a test does to TASK_DEFINITIONS is not there in the next test."""
+    from minrl.tasks import TASK_DEFINITIONS
 
-        for name in OWNERS:
-            TASK_DEFINITIONS.pop(name, None)
-        OWNERS.clear()
+    before = dict(TASK_DEFINITIONS)
+    yield
+    TASK_DEFINITIONS.clear()
+    TASK_DEFINITIONS.update(before)
 
 
 @pytest.fixture
@@ -189,9 +186,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, processes: Processes, wor
     from minrl.models.loading import small_qwen3, word_tokenizer
     from minrl.policy import as_policy
     from minrl.run.checkpoint import save_policy
-    from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
+    from minrl.tasks import BUILT_IN, TASK_DEFINITIONS, Task
     from minrl.tasks.task import split
-    from tests.say_sevens import NoOptions, count_sevens
+    from tests.say_sevens import count_sevens
 
     folder = tmp_path_factory.mktemp("finished")
     examples = [Example(f"numbers {n}", f"numbers {n}", {"number": n}) for n in range(16)]
@@ -199,7 +196,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, processes: Processes, wor
     tokenizer = word_tokenizer(words)
     save_policy(as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes), folder / "model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: task))
+        for rows in (TASK_DEFINITIONS, BUILT_IN):
+            patch.setitem(rows, "sevens", task)
         with pytest.MonkeyPatch.context() as there:
             there.chdir(folder)
             assert main(["train", *SMALL_RUN]) == 0
@@ -228,10 +226,10 @@ def run(finished: Path, place: Path) -> Path:
 def sevens_model(policy: Policy, sevens: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The folder of the policy as a model; `sevens` is a task that is known by name."""
     from minrl.run.checkpoint import save_policy
-    from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
-    from tests.say_sevens import NoOptions
+    from minrl.tasks import BUILT_IN, TASK_DEFINITIONS
 
-    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
+    for rows in (TASK_DEFINITIONS, BUILT_IN):
+        monkeypatch.setitem(rows, "sevens", sevens)
     save_policy(policy, tmp_path / "model")
     return str(tmp_path / "model")
 
@@ -296,22 +294,3 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def reported(monkeypatch):
-    """What workers report of their progress: an activity with its total, then the numbers of parts done."""
-    reports = []
-
-    class Recorded(console.Activity):
-        def __init__(self, name, total, *more):
-            super().__init__(name, total, *more)
-            reports.append((name, total))
-
-        def __setattr__(self, name, value):
-            if name == "note" and value == "" and "note" in vars(self):
-                reports.append(self.done)
-            super().__setattr__(name, value)
-
-    monkeypatch.setattr(console, "Activity", Recorded)
-    return reports

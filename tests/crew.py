@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accelerate.state import AcceleratorState
+from accelerate import PartialState
 
 LIMIT_S = 300.0
 """Until processes that wait for each other are taken for a deadlock."""
@@ -44,7 +44,7 @@ def _fork(
         if count > 1:
             os.environ.update({name: str(value) for name, value in places.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        AcceleratorState._reset_state(True)  # the parent's: it is alone
+        PartialState._reset_state()  # the parent's: it is alone
         (folder / f"{rank}.pickle").write_bytes(pickle.dumps(work(*arguments)))
     except BaseException:
         (folder / f"{rank}.txt").write_text(f"{rank}: {traceback.format_exc()}")

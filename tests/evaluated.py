@@ -2,11 +2,9 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from minrl.__main__ import main
-from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
 from minrl.dataflow import TrainState
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
@@ -14,17 +12,19 @@ from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy, save_state
 from minrl.utils.cli import to_dict
 from minrl.utils.files import write_json
+from tests.parsed import sized
 
 TASKS = '''
 """Say an even number of words; or roll a die, say a word, and be asked again."""
 
 from dataclasses import dataclass
-from minrl.tasks.task import Task, TaskDefinition, split
+from minrl.tasks import TaskDefinition, TaskOptions
+from minrl.tasks.task import split
 from minrl.dataflow import Example, Job, Reward, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(TaskOptions):
     count: int = 12
     """Examples."""
     broken: bool = False
@@ -35,7 +35,7 @@ class Options:
 
 def reward(completion, example):
     said = completion.split()
-    if example["broken"] and len(said) % 3 == 0:
+    if example["broken"] and len(said) % 4 == 0:
         raise RuntimeError("cannot judge " + str(len(said)))
     return Reward(float(len(said) % 2 == 0), {"words": float(len(said)), "short": float(len(said) < 4)})
 
@@ -61,21 +61,13 @@ def examples(options):
         yield Example(f"e{n}", f"numbers {n % 9 + 1}", fields, category)
 
 
-def make(options, data_path):
-    return Task(split(examples(options), options.held_out_share), reward, cheap=not options.broken)
+def dataset(options):
+    return split(examples(options), options.held_out_share)
 
 
-def make_dialogue(options, data_path):
-    return Task(split(examples(options), options.held_out_share), None, episode=dialogue)
-
-
-def make_failing(options, data_path):
-    return Task(split(examples(options), options.held_out_share), None, episode=failing)
-
-
-even = TaskDefinition(Options, make)
-fails = TaskDefinition(Options, make_failing)
-talk = TaskDefinition(Options, make_dialogue)
+even = TaskDefinition(dataset, reward, Options, lambda options: {"cheap": not options.broken})
+fails = TaskDefinition(dataset, None, Options, lambda options: {"episode": failing})
+talk = TaskDefinition(dataset, None, Options, lambda options: {"episode": dialogue})
 '''
 
 WORDS = ["numbers", *(str(n) for n in range(10))]
@@ -85,7 +77,7 @@ FLAGS += ["--quiet", "--reward-workers", "1", "--no-charts"]  # pictures take mo
 
 def save_models(folder: Path) -> list[str]:
     """Two models that differ in their seed."""
-    config = ModelConfig(device="cpu", threads=1)
+    config = sized(device="cpu", threads=1)
     paths = []
     for seed in (0, 1):
         tokenizer = word_tokenizer(WORDS)
@@ -110,15 +102,14 @@ def summary_of(folder):
 
 def files_of(folder):
     """What an interrupted evaluation must have in common with one that was not."""
-    names = ("completions.jsonl", "scores.jsonl", "summary.csv", "summary.md")
-    return {name: (Path(folder) / name).read_bytes() for name in names}
+    files = {name: (Path(folder) / name).read_bytes() for name in ("summary.csv", "summary.md")}
+    return {**files, **{tuple(row.values())[:6]: row for row in rows_of(folder)}}
 
 
 def save_run(place: Path, name: str, weights: str, task: str, **changes) -> Path:
     """A run as train.py leaves it in `runs` and `checkpoints`, with one checkpoint, which is the model."""
     options = changes.pop("options", {})
-    config = TrainerConfig(rollout=RolloutConfig(task=task, **changes.pop("rollout", {})), **changes)
-    config = replace(config, logging=replace(config.logging, checkpoints_dir=str(place / "checkpoints")))
+    config = sized(task=task, checkpoints_dir=str(place / "checkpoints"), **changes)
     record = {"minrl_run": name, "id": name, "config": to_dict(config, options)}
     folder, kept = place / "runs" / name, place / "checkpoints" / name
     shutil.copytree(weights, kept / "step_000001")

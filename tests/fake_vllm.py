@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 import torch
 
-from minrl.config import EngineConfig
 from minrl.dataflow import Request
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm_server import saved_in, served_by
 from minrl.policy import Policy
 from tests.decoding import decoded_logprobs
+from tests.parsed import sized
 
 
 class Server(ThreadingHTTPServer):
@@ -41,7 +41,7 @@ class FakeVllm:
             for weight in self.own.model.parameters():  # as of a load format `dummy`
                 weight.normal_(0, 0.01)
         self.engine, self.token, self.loads = TorchEngine(self.own), "", True
-        self.config, self.other = EngineConfig(), {}
+        self.config, self.other = sized(), {}
         self.act = lambda path, body: None
         self.score = partial(decoded_logprobs, self.own.model)
         self.asked: list[tuple[str, dict]] = []
@@ -102,7 +102,7 @@ class FakeVllm:
     def minrl_describe(self):
         return {**served_by(self.config, self.own), **self.other, "token": self.token}
 
-    def minrl_reload(self, folder, token, biased):
+    def minrl_reload(self, folder, token):
         saved = saved_in(folder)
         with torch.no_grad():
             for name, weight in self.own.model.named_parameters():
@@ -110,7 +110,7 @@ class FakeVllm:
                     weight.copy_(saved[name])
         self.token = token
 
-    def minrl_differing(self, folder, version, transposed):
+    def minrl_differing(self, folder, version):
         weights, saved = dict(self.own.model.named_parameters()), saved_in(folder)
         wrong = [name for name in saved if not saved[name].equal(weights[name])]
         return {"wrong": wrong, "tensors": len(saved), "complete": True}

@@ -7,15 +7,16 @@ import torch
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.batch import make_batch
-from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import SOLO, Reward, Rollout, TrainState
 from minrl.losses import Algorithm
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
 from minrl.update import Update, update_policy
+from tests.parsed import sized
 
-CPU = ModelConfig(device="cpu", threads=1)
+CPU = sized(device="cpu", threads=1)
 WORDS = [str(number) for number in range(40)]
 REWARDS = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, None, 1.0], [0.2, 0.8, 0.1, 0.0]]
 WIDE = {"gspo": {"clip_low": 0.2, "clip_high": 0.2}}
@@ -85,12 +86,15 @@ def settings(algorithm: str, micro_batch_tokens: int = 16384, **changes) -> Trai
     """Two passes where there is a ratio: in the second the policy has moved, so that ratios differ from 1."""
     passes = 2 if ALGORITHMS[algorithm].has_ratio else 1
     changes = {"passes_per_step": passes, **WIDE.get(algorithm, {}), **TAUGHT.get(algorithm, {}), **changes}
-    return TrainerConfig(
-        algorithm=AlgorithmConfig(algorithm=algorithm, **changes),
-        rollout=RolloutConfig(group_size=4, max_tokens=16),
-        optimizer=OptimizerConfig(
-            learning_rate=0.05, warmup_steps=0, max_grad_norm=0.0, micro_batch_tokens=micro_batch_tokens
-        ),
+    return sized(
+        algorithm=algorithm,
+        **changes,
+        group_size=4,
+        max_tokens=16,
+        learning_rate=0.05,
+        warmup_steps=0,
+        max_grad_norm=0.0,
+        micro_batch_tokens=micro_batch_tokens,
     )
 
 

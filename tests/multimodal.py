@@ -1,6 +1,5 @@
-"""Small multimodal models with random weights, in folders as a hub has them: bfloat16, with a processor's files."""
+"""Small multimodal models with random weights, in folders as a hub has them: bfloat16."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -52,6 +51,9 @@ FAMILIES: dict[str, tuple[str, dict, dict, dict]] = {
 }
 """The model's type, and what is its own in the configs of its text part, of its vision tower and of the whole."""
 
+WITHOUT_TEXT_CLASS = {"qwen3_vl", "qwen2_5_vl"}
+"""Families whose text part transformers has no causal language model for."""
+
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each byte, after <pad> and <end>."""
@@ -77,5 +79,4 @@ def save_multimodal(name: str, folder: Path) -> Path:
         ).bfloat16()  # else all tokens would have nearly the same probability
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "of " + name}))
     return folder

@@ -5,8 +5,8 @@ from pathlib import Path
 from random import Random
 
 from minrl.dataflow import Episode, Example, Prompt, Reward, Turn
-from minrl.tasks.task import Task, TaskDefinition, split
-from tests.say_sevens import NoOptions, count_sevens, demonstration
+from minrl.tasks.task import Task, split
+from tests.say_sevens import EXAMPLES, WORDS, count_sevens, demonstration
 
 DUEL = f"{Path(__file__)}:duel"
 AGAIN = "numbers 7"
@@ -26,10 +26,4 @@ def demonstrated(example: Example, rng: Random) -> Sequence[tuple[Prompt, str]]:
     return [(prompt, demonstration(example, rng)) for prompt in (example.prompt, AGAIN)]
 
 
-def make(options: NoOptions, data_path: str) -> Task:
-    examples = [Example(str(n), f"numbers {' '.join(str(n))}", {"number": n}) for n in range(32)]
-    words = ("numbers", *"0123456789")
-    return Task(split(examples, 0.3), None, episode=play, demonstrations=demonstrated, vocabulary=words)
-
-
-duel = TaskDefinition(NoOptions, make)
+duel = Task(split(EXAMPLES, 0.3), None, episode=play, demonstrations=demonstrated, vocabulary=WORDS)

@@ -13,7 +13,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import Batch, make_batch, pack
-from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import SOLO, Request, Reward, Rollout, TrainState
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
@@ -28,6 +28,7 @@ from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_chec
 from minrl.run.setup import sharded_policy
 from minrl.update import update_policy
 from minrl.utils.files import write_json
+from tests.parsed import sized
 
 STEPS = 2
 
@@ -38,7 +39,7 @@ LENGTHS = (1, 9, 3, 14, 2, 2, 7, 5)
 def main(cases: list[dict]) -> None:
     """Play the cases one after the other."""
     Qwen3RMSNorm.forward = norm_in_float64
-    with Processes(ModelConfig(device="cpu", threads=1)).open() as processes:
+    with Processes(sized(device="cpu", threads=1)).open() as processes:
         for case in cases:
             play(case, processes)
 
@@ -49,20 +50,22 @@ def norm_in_float64(self, hidden):
 
 def play(case: dict, processes: Processes) -> None:
     """Train, and write what became of it."""
-    config = TrainerConfig(
-        model=ModelConfig(
-            device="cpu", threads=1, sharding=case["sharding"], activation_checkpointing=case.get("recompute", "auto")
-        ),
-        algorithm=AlgorithmConfig(**case.get("algorithm", {})),
-        optimizer=OptimizerConfig(
-            learning_rate=1e-2, warmup_steps=0, max_grad_norm=0.5, micro_batch_tokens=case.get("micro_batch_tokens", 16)
-        ),
-        lora=LoraConfig(**case.get("lora", {})),
+    config = sized(
+        device="cpu",
+        threads=1,
+        sharding=case["sharding"],
+        activation_checkpointing=case.get("recompute", "auto"),
+        **case.get("algorithm", {}),
+        learning_rate=1e-2,
+        warmup_steps=0,
+        max_grad_norm=0.5,
+        micro_batch_tokens=case.get("micro_batch_tokens", 16),
+        **case.get("lora", {}),
     )
     load = partial(whole_policy, case, config, processes)
-    several = config.model.sharding != "none" and processes.count > 1
-    policy = sharded_policy(load, processes, config.model.sharding) if several else load()
-    optimizer = make_optimizer(policy, config.optimizer)
+    several = config.sharding != "none" and processes.count > 1
+    policy = sharded_policy(load, processes, config.sharding) if several else load()
+    optimizer = make_optimizer(policy, config)
     if "resume" in case:
         restore_optimizer(saved_in(case["resume"]), policy, optimizer)
     engine = TorchEngine(policy)
@@ -110,16 +113,16 @@ def whole_policy(case: dict, config: TrainerConfig, processes: Processes) -> Pol
 
     def load(path: Path = start) -> Policy:
         model, tokenizer = load_model(str(path))
-        return as_policy(model.double(), tokenizer, config.model, processes)
+        return as_policy(model.double(), tokenizer, config, processes)
 
     policy = load()
-    if config.lora.lora_rank:
-        policy.adapters = Adapters(policy.model, config.lora, case["model"], 0)
+    if config.lora_rank:
+        policy.adapters = Adapters(policy.model, config, case["model"], 0)
         policy.model.double()
-    elif config.algorithm.kl_coef:
+    elif config.kl_coef:
         policy.reference = load().model.requires_grad_(False)
-    if config.algorithm.teacher_id:
-        policy.teacher = load(Path(case["model"]).with_name(config.algorithm.teacher_id)).model.requires_grad_(False)
+    if config.teacher_id:
+        policy.teacher = load(Path(case["model"]).with_name(config.teacher_id)).model.requires_grad_(False)
     return policy
 
 

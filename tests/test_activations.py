@@ -8,7 +8,6 @@ import torch
 from minrl.batch import pack
 from minrl.dataflow import UserError
 from minrl.models import cpu
-from minrl.models.launch import Launch
 from minrl.models.scoring import LARGEST_SHARE, kept_bytes, recomputed, score
 
 
@@ -75,8 +74,15 @@ def test_memory_decides_unless_the_user_does(choice, free, expected, policy, str
 def test_processes_share_what_is_free(policy, monkeypatch):
     monkeypatch.setattr("minrl.policy.free_bytes", lambda device: 1000)
     assert policy.free_memory() == 1000
-    monkeypatch.setattr(policy.processes, "launch", Launch(count=8, local_count=4))  # two nodes
+    monkeypatch.setattr(policy.processes, "local_count", 4)
     assert policy.free_memory() == 250
+
+
+def test_the_smallest_limit_of_the_groups_of_a_process_counts(monkeypatch):
+    limits = {"job": 500, "all": 900, "root": None}
+    monkeypatch.setattr(cpu, "control_groups", lambda: list(limits))
+    monkeypatch.setattr(cpu, "_below_the_limit", limits.get)
+    assert cpu.free_bytes() == 500
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max", None), ("5000", 5000 - 3000 + 700)])

@@ -88,6 +88,18 @@ def test_each_roles_moving_average_is_read_before_it_moves(before, rewards, role
     assert groups.baselines == before
 
 
+def test_a_first_game_teaches_and_does_not_decide_what_later_ones_are_compared_with():
+    """A win, a draw and a loss, a game a step: b = 0, then 0.05, then 0.95 x 0.05. Where the baseline begins at the
+    first reward and moves before it is read, the advantages are 0, -0.95 and -1.8525: the draw is punished as a loss.
+    """
+    found, baselines = [], {}
+    for reward in (1, 0, -1):
+        groups = groups_of([reward], [0], ["x"], baselines)
+        found.append(float(moving_average_baseline(groups)))
+        baselines = moved_baselines(groups)
+    assert found == pytest.approx([1, -0.05, -1.0475])
+
+
 @pytest.mark.parametrize("advantage", [normalize_rewards_per_group, normalize_rewards_over_batch])
 def test_normalized_advantages_do_not_depend_on_shift_and_hardly_on_scale(advantage):
     def computed(shift=0, scale=1):
@@ -98,8 +110,13 @@ def test_normalized_advantages_do_not_depend_on_shift_and_hardly_on_scale(advant
     torch.testing.assert_close(computed(scale=1000), computed(), atol=0, rtol=4e-4)  # 1e-4 beside a std of 0.3 to 0.7
 
 
-def test_spread_is_exact_and_leaves_out_the_unscorable():
+def test_spread_is_more_than_rounding_and_leaves_out_the_unscorable():
     assert groups_of([*REWARDS, 1, UNSCORABLE], [*GROUP_OF, 3, 3]).spread.tolist() == [True, False, True, False]
+    # The tolerance of `solved`: 1e-9 of the larger reward, or 1e-12.
+    pairs = [0.1 + 0.2, 0.3, 1e6, 1e6 + 1e-4, 0, 5e-13, UNSCORABLE, UNSCORABLE, 0.3, 0.3 + 1e-8, 0, 1e-11]
+    assert groups_of(pairs, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]).spread.tolist() == [False] * 4 + [True] * 2
+    for advantage in GROUP_RELATIVE:
+        assert advantage(groups_of([0.1 + 0.2, 0.3], [0, 0])).tolist() == [0, 0]
 
 
 def test_a_teacher_prefers_what_it_finds_likelier_than_the_policy_that_sampled():

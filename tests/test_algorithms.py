@@ -1,25 +1,27 @@
 """Rows of ALGORITHMS: what they teach, and which settings contradict them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
-from minrl.config import AlgorithmConfig, TrainerConfig
 from minrl.dataflow import Reward, TrainState, UserError
 from minrl.losses import Limits
+from tests.parsed import sized
 
 REWARDED = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
 GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
 
 
-PENALIZED = {"overlong": "penalize", "overlong_buffer": 2}
+PENALIZED = {"overlong_buffer": 2}
 
 
 def chosen(algorithm="grpo", **settings):
     if algorithm in ALGORITHMS.keys() - REWARDED:
         settings = {"teacher_id": "model", **settings}
-    return choose_algorithm(TrainerConfig(**{"group_size": 4, "max_tokens": 64, "algorithm": algorithm, **settings}))
+    return choose_algorithm(sized(**{"group_size": 4, "max_tokens": 64, "algorithm": algorithm, **settings}))
 
 
 def refusal(algorithm, **settings):
@@ -32,7 +34,7 @@ def refusal(algorithm, **settings):
 
 def compared(rollouts, name="grpo", baselines=None, **settings):
     """The advantages, the baselines after them, and the share of groups without spread."""
-    config = TrainerConfig(algorithm=AlgorithmConfig(algorithm=name, **settings), max_tokens=64)
+    config = sized(algorithm=name, **settings, max_tokens=64)
     state = TrainState(baselines=dict(baselines or {}))
     found = compute_advantages(rollouts, ALGORITHMS[name], config, state)
     return found.values, state.baselines, found.metrics["reward/zero_spread_group_frac"]
@@ -54,12 +56,8 @@ def test_equal_rewards_teach_nothing_and_are_compensated_for_once(name, rollouts
     equal, useful = [[0.1] * 3, [0.7] * 3, [None, 0.3]], [[1.0, 0.0, 0.5]]
     alone, among = compared(rollouts_of(useful), name)[0], compared(rollouts_of([*equal, *useful]), name)[0]
     assert (among[:-3] == 0).all() and (alone != 0).any()
-    if ALGORITHMS[name].makes_up_for_equal_groups:
-        torch.testing.assert_close(among[-3:], 4 * alone)
-        assert f"{name} makes up for groups" in refusal(name, drop_equal_groups=True)
-    else:
-        torch.testing.assert_close(among[-3:], alone)
-        assert chosen(name, drop_equal_groups=True, refill_rounds=1) == ALGORITHMS[name]
+    torch.testing.assert_close(among[-3:], 4 * alone if name == "gpg" else alone)
+    assert chosen(name, refill_rounds=1) == ALGORITHMS[name]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -100,7 +98,7 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
     # Of at most 64 tokens in a turn the last 16 cost 1/16 each: a turn of 56 costs 8/16, whatever the turns before it.
     turns = [[(1, 57)], [(1, 3), (5, 61)], [(1, 49), (60, 65)], []]
     rollouts = [make_rollout([5], [6], turns=bounds, reward=Reward(1.0)) for bounds in turns]
-    advantages, _, equal = compared(rollouts, "reinforce_no_baseline", overlong="penalize", overlong_buffer=16)
+    advantages, _, equal = compared(rollouts, "reinforce_no_baseline", overlong_buffer=16)
     assert (advantages.tolist(), equal) == ([0.5, 0.5, 1.0, 1.0], 0)
     assert compared(rollouts, "reinforce_no_baseline")[0].tolist() == [1.0] * 4
 
@@ -112,12 +110,12 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
         ("grpo", {"group_size": 1}, "group_size must be at least 2"),
         ("gspo", {"importance_level": "token"}, "importance_level must not be token"),
         ("reinforce", {"clip_low": 0.1}, "reinforce has no clip_low"),
-        ("reinforce", {"refill_rounds": 1}, "leave out drop_equal_groups and refill_rounds"),
+        ("reinforce", {"refill_rounds": 1}, "leave out refill_rounds"),
         ("distill", {"teacher_id": ""}, "distill learns from a teacher"),
-        ("distill", {"overlong": "penalize", "overlong_buffer": 8}, "leave out overlong penalize"),
+        ("distill", {"overlong_buffer": 8}, "leave out overlong_buffer"),
         ("distill", {"length_target": 8}, "length_penalty and length_target"),
         ("gspo", {"teacher_id": "model"}, "gspo weighs whole sequences, and a teacher tokens"),
-        ("grpo", {**PENALIZED, "task_max_tokens": "countdown:2"}, "overlong_buffer (2) must be below max_tokens (2)"),
+        ("grpo", {**PENALIZED, "max_tokens": 2}, "overlong_buffer (2) must be below max_tokens (2)"),
     ],
 )
 def test_what_contradicts_the_row_is_refused_in_one_line(algorithm, settings, message):
@@ -137,6 +135,31 @@ def test_a_second_pass_needs_a_ratio_to_the_policy_that_sampled(name):
         assert f"{name} has no ratio" in refusal(name, passes_per_step=2)
 
 
+@pytest.mark.parametrize(
+    ("advantage", "message"),
+    [
+        (lambda groups: groups.mean, "return a number for each of 4 rollouts, shape (4,), got (2,)"),
+        (
+            lambda groups: (groups.scored - groups.mean[groups.group_of]) / groups.std[groups.group_of],
+            "is not finite for example 'second', whose group has the rewards 0, 0",
+        ),
+    ],
+)
+def test_an_advantage_without_a_number_for_each_rollout_is_refused_by_its_row(
+    advantage, message, make_rollout, monkeypatch
+):
+    monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["rloo"], advantage=advantage))
+    rewards = {"first": (1.0, 0.0), "second": (0.0, 0.0)}
+    rollouts = [
+        make_rollout([5], [6], group=group, example_id=name, reward=Reward(value))
+        for group, (name, values) in enumerate(rewards.items())
+        for value in values
+    ]
+    with pytest.raises(UserError) as refused:
+        compared(rollouts, "mine")
+    assert f"the advantage of mine {'must ' * ('return' in message)}{message}" == str(refused.value)
+
+
 ROW = """
 from minrl.advantages import mean_only
 from minrl.losses import Algorithm, policy_gradient, token_mean
@@ -149,8 +172,8 @@ mine = Algorithm(best, policy_gradient, token_mean, group_relative=False)
 def test_a_row_of_a_file_is_an_algorithm(rollouts_of, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(ROW)
     monkeypatch.chdir(tmp_path)
-    config = TrainerConfig(algorithm="own.py:mine")
-    assert config.algorithm.algorithm == f"{tmp_path}/own.py:mine"  # a resumed run finds it from any folder
+    config = sized(algorithm="own.py:mine")
+    assert config.algorithm == f"{tmp_path}/own.py:mine"  # a resumed run finds it from any folder
     assert config.what == "countdown-mine"
     found = compute_advantages(rollouts_of([[1.0, 0.25], [0.5, None]]), choose_algorithm(config), config, TrainState())
     assert found.values.tolist() == [0.0, -0.75, -0.5, -1.0]

@@ -11,9 +11,8 @@ import pytest
 from minrl.__main__ import main
 from minrl.dataflow import Example, Job, UserError
 from minrl.rewards.worker import call
-from minrl.sft.config import RewardConfig
 from minrl.tasks import load_task
-from minrl.tasks.custom import ForeignReward
+from minrl.tasks.custom import TrlOrVerlReward
 from minrl.tasks.task import Dataset, Task
 from minrl.tools import attacks as texts
 from minrl.tools import audit as program
@@ -75,8 +74,8 @@ def test_a_planted_fault_is_found(family, fault, reward):
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", IN_PROCESSES, ids=lambda reward: reward.__name__)
 def test_a_fault_that_takes_processes_is_found(reward):
-    waits = RewardConfig(reward_deadline_s=2 if reward is broken.backtracks else 60, reward_workers=1)
-    assert faults(task_of(reward), examples=2, reward=waits) == IN_PROCESSES[reward]
+    waits = {"reward_deadline_s": 2 if reward is broken.backtracks else 60, "reward_workers": 1}
+    assert faults(task_of(reward), examples=2, **waits) == IN_PROCESSES[reward]
 
 
 @pytest.mark.usefixtures("here")
@@ -98,7 +97,7 @@ def test_answers_that_are_found_are_not_taken_for_the_only_right_ones():
 @pytest.mark.parametrize("function", TRL, ids=lambda function: function.__name__)
 def test_a_function_of_trls_form_is_attacked(function):
     examples = [Example(one.id, [{"role": "user", "content": one.prompt}], one.fields) for one in broken.EXAMPLES]
-    reward = ForeignReward(function.__module__, function.__name__)
+    reward = TrlOrVerlReward(function.__module__, function.__name__)
     assert faults(Task(Dataset([], examples), reward, solution=broken.solution)) == TRL[function]
 
 
@@ -124,8 +123,8 @@ def test_no_task_of_ours_is_accused(name, tmp_path):
 
 @pytest.mark.slow
 def test_math_is_not_accused(tmp_path):
-    waits = RewardConfig(reward_deadline_s=120, reward_workers=1)
-    assert faults_of("math", MATH_ROWS, tmp_path, examples=1, reward=waits) == []
+    waits = {"reward_deadline_s": 120, "reward_workers": 1}
+    assert faults_of("math", MATH_ROWS, tmp_path, examples=1, **waits) == []
 
 
 def made(family, answers, prompts=("?",) * 4):

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from minrl import evaluation, train
+from minrl import evaluation, trainer
 from minrl.__main__ import main
-from minrl.config import EvaluationConfig
 from minrl.dataflow import UserError
 from minrl.run import checkpoint
 from minrl.run.checkpoint import damage, load_state
@@ -23,6 +22,7 @@ from minrl.run.setup import Parts
 from minrl.run.stopping import Score, best_of, ended_by, fall
 from minrl.tracking import session as logger
 from tests.killing import killed_at, signalled_at
+from tests.parsed import sized
 
 FLAGS = """--task sevens --prompts-per-step 2 --group-size 4 --max-tokens 2 --learning-rate 5e-3 --warmup-steps 0
     --eval-every 1 --eval-examples 2 --eval-samples 1 --save-every 0 --keep-checkpoints 1 --rollouts-every 0 --threads 1
@@ -142,7 +142,7 @@ def test_the_count_of_evaluations_survives_a_stop_and_a_kill(start, whole):
     """A signal in the evaluation of step 2 leaves it to the resumed run, which is killed when it has made it."""
     with signalled_at(evaluation, "summarize", 3, signal.SIGTERM):
         assert start(LOWS, "--patience", "2") == 143
-    with killed_at(train, "sample_groups", 1):
+    with killed_at(trainer, "sample_groups", 1):
         start(LOWS, "--resume", "run")
     assert start(LOWS, "--resume", "run") == 0
     assert (summary()["steps"], summary()["ended_by"], best()["step"], saved()) == (4, "patience", 2, [2, 4])
@@ -170,11 +170,11 @@ def test_what_is_best_and_ends_a_run():
     assert best_of(scores).step == 1
     scores = [score(step, low) for step, low in enumerate(LOWS)]
     for settings, end in (({"stop_at": 0.6}, "stop_at"), ({"stop_at": 0.61}, ""), ({"patience": 4}, ""), ({}, "")):
-        assert ended_by(scores, EvaluationConfig(**settings)) == end
+        assert ended_by(scores, sized(**settings)) == end
     # Of 7 examples that are all solved Wilson's interval is 0.646 to 1, the bootstrap's of 94 % 0.905 to 0.97.
     scores = [Score(2, 0.942, 0.905, 0.97, 0.97), Score(4, 1.0, 0.646, 1.0, 1.0), Score(6, 1.0, 0.646, 1.0, 1.0)]
     assert best_of(scores).step == 4 and fall(scores) == ""
-    assert ended_by(scores, EvaluationConfig(patience=1)) == "patience"
+    assert ended_by(scores, sized(patience=1)) == "patience"
     # An interval that touches the best one has not fallen.
     assert fall([score(0, 0.5), score(1, 0.4, 0.5)]) == fall([]) == ""
     assert "has fallen" in fall([score(0, 0.5), score(1, 0.4, 0.499)])

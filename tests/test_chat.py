@@ -2,17 +2,16 @@
 
 import json
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from transformers import GenerationConfig
 
-from minrl.config import CHAT_TEMPLATES, FROM, ModelConfig, TrainerConfig
+from minrl.config import CHAT_TEMPLATES, TrainerConfig
 from minrl.dataflow import UserError
 from minrl.models import chat_templates
-from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout
-from minrl.models.chat_templates import TEMPLATES, settle_template
+from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout, text_of
+from minrl.models.chat_templates import TEMPLATES, set_chat_template
 from minrl.models.loading import save_model, small_qwen3
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
@@ -20,6 +19,7 @@ from minrl.run.setup import load_policy
 from minrl.utils.cli import from_dict, to_dict
 from tests import chat_templates as known
 from tests.chat_templates import ANSWERS, QUESTIONS, tokenizer
+from tests.parsed import sized
 
 CHATML = "<|im_start|> <|im_end|>"
 INST = "[INST] [/INST]"
@@ -98,13 +98,13 @@ def test_a_text_has_the_tokenizers_first_token_once_and_no_end(name):
 def difference(chat):
     """How an episode of appended turns goes on where it first differs from the template's rendering, and how that does;
     nothing if it does not. The answers are as the template writes them, with thoughts where it has them."""
-    shown, template = chat.frame.shown, str(chat.tokenizer.chat_template)
+    shown, template, closing = chat.render(conversation(QUESTIONS[0])), str(chat.tokenizer.chat_template), chat.closing
     thinks = shown.rstrip().endswith("<think>") or ("</think>" in template and not shown.rstrip().endswith("</think>"))
     messages = conversation(QUESTIONS[0])
     ids = chat.encode_prompt(messages)
     for question, answer in zip(QUESTIONS[1:], ANSWERS, strict=True):
         said, further = "<think>\nLet me see.\n</think>\n\n" * thinks + answer, {"role": "user", "content": question}
-        end = [chat.frame.end] if chat.frame.end is not None else chat.encode_text(chat.frame.space + chat.frame.stop)
+        end = [closing.end] if closing.end is not None else chat.encode_text(closing.space + closing.stop)
         completion = chat.encode_answer(said, chat=True) + end
         ids += completion + chat.encode_next_turn([further], completion)
         messages += [{"role": "assistant", "content": said}, further]
@@ -121,7 +121,7 @@ def test_an_episode_of_three_turns_is_what_the_template_writes_or_differs_as_is_
 
 def test_the_template_says_which_token_ends_an_answer(name):
     chat, end = chat_of(name), ENDS.get(name, "</s>")
-    assert [chat.decode_all([id]) for id in chat.template_ends] == ([end] if end else [])
+    assert [chat.decode_all([id]) for id in chat.stop_ids] == ([end] if end else [])
     assert chat.stop_strings == (() if end else ("<|im_end|>",))
 
 
@@ -133,10 +133,10 @@ def test_what_follows_an_answer_depends_on_how_it_ended(name):
     cut = chat.encode_next_turn(FURTHER, answer[:-1])
     assert chat.decode_all(cut).strip() == chat.decode_all(ids_of(chat, following)).strip()
     end = next((i for i, id in enumerate(cut) if id in chat.tokenizer.all_special_ids), None)
-    if chat.frame.end is not None:  # by the end token, or by the one that the template writes in the history
-        assert chat.encode_next_turn(FURTHER, [*answer, chat.frame.end]) == cut[end + 1 :]
+    if chat.closing.end is not None:  # by the end token, or by the one that the template writes in the history
+        assert chat.encode_next_turn(FURTHER, [*answer, chat.closing.end]) == cut[end + 1 :]
         assert chat.encode_next_turn(FURTHER, [*answer, cut[end]]) == cut[end + 1 :]
-        assert chat.frame.end not in cut[end + 1 :][:2]
+        assert chat.closing.end not in cut[end + 1 :][:2]
     else:
         stopped = [*answer, *chat.encode_text("<|im_end|>")]
         assert chat.decode_all(chat.encode_next_turn(FURTHER, stopped)) == following.removeprefix("<|im_end|>")
@@ -174,16 +174,24 @@ def one(content):
 
 TEXT, IMAGE = {"type": "text", "text": "x"}, {"type": "image", "url": "x.png"}
 MISTRAL7_WITHOUT_ANSWERS = known.MISTRAL7.replace("message['content'] + eos_token", "eos_token")
-CALLED = [*QUESTION, {"role": "assistant", "content": "x", "tool_calls": [{"name": "add", "arguments": {}}]}, *QUESTION]
+ADD = {"name": "add", "arguments": {"x": 1}}
+CALLED, SERVED = (
+    [*QUESTION, {"role": "assistant", "content": "x", "tool_calls": [call]}, *QUESTION]
+    for call in (ADD, {"type": "function", "function": {**ADD, "arguments": '{"x": 1}'}})
+)
+CALLS = "{{ message.content }}{% for call in message.tool_calls %}{{ call.name }}{{ call.arguments }}{% endfor %}"
+EACH = "{% for message in messages %}BODY{% endfor %}"
 REFUSED = [
     ("gemma", known.GEMMA, [*SYSTEM, *QUESTION], "of system, user: System role not supported; change the task"),
     ("qwen2.5", known.QWEN25, one([TEXT, IMAGE]), "a message of the user holds image: models are trained on text"),
     ("qwen2.5", known.QWEN25, one(5), "holds int:"),
     # A template that writes some messages and not others, as the first Phi-3's.
     ("qwen3", known.R1, told("system", "user"), "leaves out what the system says in a conversation of system, user"),
-    ("qwen3", known.R1, told("user", "assistant", "tool"), "leaves out what the tool says"),
     ("qwen3", MISTRAL7_WITHOUT_ANSWERS, told("user", "assistant", "user"), "leaves out what the assistant says"),
     ("qwen3", TEMPLATES["chatml"], CALLED, "leaves out what the assistant says"),  # its calls
+    ("qwen3", TEMPLATES["chatml"], SERVED, "leaves out what the assistant says"),
+    ("qwen3", EACH.replace("BODY", CALLS.replace("{{ call.name }}", "")), CALLED, "leaves out what the assistant says"),
+    ("qwen3", EACH.replace("BODY", CALLS.replace("{{ call.arguments }}", "")), CALLED, "leaves out what the assist"),
 ]
 
 
@@ -204,17 +212,35 @@ def test_a_half_of_a_surrogate_pair_is_refused():
 
 
 def test_every_message_that_a_template_writes_is_taken_in_parts_and_without_text_too():
-    chat = chat_with(TEMPLATES["gemma"], "gemma")  # which puts the system's in front of the user's
-    assert "said 0\n\nsaid 1" in chat.decode_all(chat.encode_prompt(told("system", "user")))
+    before = "{% set system = messages[0].content if messages[0].role == 'system' %}{{ system }} "
+    rest = "{% for message in messages if message.role != 'system' %}{{ message.content }}{% endfor %}"
+    chat = chat_with(before + rest)
+    assert chat.render(told("system", "user")) == "said 0 said 1"
     chat = chat_with(TEMPLATES["chatml"], "qwen2.5")
     assert chat.encode_prompt(one([{**TEXT, "text": "What is"}, {**TEXT, "text": " 2?"}])) == chat.encode_prompt(
         one("What is 2?")
     )
     assert chat.encode_prompt([*told("system", "user"), {"role": "assistant", "content": ""}, *told("user")])
     assert chat_with(CHAT_TEMPLATE).render(told("system", "user")) == "<user> said 1 <assistant>"  # as it is meant
-    calls = "{% if message.tool_calls %}{{ message.tool_calls[0].name }}{% endif %}"
-    writes = chat_with("{% for message in messages %}{{ message.content }}" + calls + "{% endfor %}", "qwen3")
-    assert "add" in writes.render(CALLED)
+    assert "xadd{'x': 1}" in chat_with(EACH.replace("BODY", CALLS)).render(CALLED)
+    served = CALLS.replace("call.", "call.function.")
+    assert """xadd{"x": 1}""" in chat_with(EACH.replace("BODY", served)).render(SERVED)
+
+
+@pytest.mark.parametrize("content", ["42", [TEXT | {"text": "42"}]], ids=["text", "parts"])
+def test_the_user_says_what_a_tool_does_where_the_template_has_no_turn_for_it(content):
+    tool, said = {"role": "tool", "content": content}, "<tool_response>\n42\n</tool_response>"
+    assert chat_of("r1").render([*conversation("2 + 2?", "x"), tool]).count(f"<|User|>{said}") == 1
+    chat = chat_of("gemma")
+    assert f"user\n{said}" in chat.decode_all(chat.encode_next_turn([tool], []))
+    assert "<|im_start|>tool\n42" in chat_with(TEMPLATES["chatml"]).render([*conversation("2 + 2?", "x"), tool])
+    assert "None" not in chat_of("r1").render([*conversation("2 + 2?", "x"), tool | {"content": None}])
+
+
+def test_a_message_may_have_no_text_beside_its_calls():
+    called = {"role": "assistant", "tool_calls": [ADD]}
+    assert text_of(called) == text_of({**called, "content": None}) == ""
+    assert text_of({"role": "user", "content": [TEXT, TEXT]}) == "x x"
 
 
 def test_a_prompt_that_ends_with_an_answer_is_continued_as_transformers_does(name):
@@ -228,8 +254,8 @@ def test_a_prompt_that_ends_with_an_answer_is_continued_as_transformers_does(nam
     assert as_rollout(chat, "x", [(messages, " 5.")], end).ids == [*ids, *chat.encode_text(" 5."), end]
 
 
-SPECIAL = {"chatml": CHATML, "llama3": LLAMA3, "gemma": TURNS, "plain": ""}
-END = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "plain": "\nQuestion:"}
+SPECIAL = {"chatml": CHATML, "plain": ""}
+END = {"chatml": "<|im_end|>", "plain": "\nQuestion:"}
 
 
 @pytest.fixture
@@ -244,13 +270,13 @@ def said_before():
 
 def settled(model, chosen, kind="bytes", template=None, special="", bos="<s>", adds_bos=True):
     chat = ChatTokenizer(tokenizer=tokenizer(kind, template, special, bos, adds_bos=adds_bos), chat_template_options={})
-    settle_template(chat, model, chosen, "mine")
+    set_chat_template(chat, model, chosen, "mine")
     return chat
 
 
 @pytest.mark.parametrize(
     ("template", "kind", "adds_bos"),
-    [("chatml", "bytes", False), ("llama3", "bytes", True), ("gemma", "never", True), ("plain", "always", False)],
+    [("chatml", "bytes", False), ("chatml", "never", True), ("plain", "always", False)],
 )
 def test_a_template_by_name_is_round_with_one_token_in_front_and_a_token_at_the_end(
     template, kind, adds_bos, model, said
@@ -260,40 +286,29 @@ def test_a_template_by_name_is_round_with_one_token_in_front_and_a_token_at_the_
     assert ids.count(chat.tokenizer.bos_token_id) == adds_bos == (ids[0] == chat.tokenizer.bos_token_id)
     assert difference(chat) == ()
     if SPECIAL[template]:
-        assert chat.template_ends == {chat.tokenizer.convert_tokens_to_ids(END[template])}
-        assert model.generation_config.eos_token_id == [1, *chat.template_ends]  # for other programs
+        assert chat.stop_ids == {chat.tokenizer.convert_tokens_to_ids(END[template])}
+        assert model.generation_config.eos_token_id == [1, *chat.stop_ids]  # for other programs
         assert said == []
     else:
         assert (chat.stop_strings, model.generation_config.eos_token_id) == ((END[template],), 1)
 
 
-def test_an_end_that_is_no_token_of_the_tokenizer_is_a_stop_string_and_that_is_said(model, said):
-    template = "chatml"
-    chat = settled(model, template)
-    assert (chat.stop_strings, chat.template_ends) == ((END[template],), frozenset())
+def test_an_end_that_is_no_token_of_the_tokenizer_is_a_stop_string(model):
+    chat = settled(model, "chatml")
+    assert (chat.stop_strings, chat.stop_ids) == ((END["chatml"],), frozenset())
     assert model.generation_config.eos_token_id == 1 and difference(chat) == ()
-    (line,) = said
-    tokens = len(ids_of(chat, END[template]))
-    assert f"the chat template of mine ends an answer with {END[template]!r}, which is {tokens} tokens" in line
-
-
-def test_an_end_that_the_tokenizer_cannot_write_is_refused(policy, model):
-    with pytest.raises(
-        UserError, match=re.escape("ends an answer with '<|im_end|>', which its tokenizer cannot write")
-    ):
-        settle_template(policy, model, "chatml", "mine")
 
 
 def test_a_model_keeps_its_own_template_and_learns_where_it_ends(model):
     chat = chat_of("qwen2.5 base")
-    settle_template(chat, model, "", "mine")
+    set_chat_template(chat, model, "", "mine")
     assert chat.tokenizer.chat_template == known.QWEN25
     (end,) = ids_of(chat, "<|im_end|>")
     assert model.generation_config.eos_token_id == [1, end]
-    settle_template(chat, model, "", "mine")
+    set_chat_template(chat, model, "", "mine")
     assert model.generation_config.eos_token_id == [1, end]
     model.generation_config.eos_token_id = None
-    settle_template(chat, model, "", "mine")
+    set_chat_template(chat, model, "", "mine")
     assert model.generation_config.eos_token_id == end
 
 
@@ -301,7 +316,7 @@ def test_adapters_keep_the_template_that_they_were_trained_with(model, tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
     (tmp_path / "chat_template.jinja").write_text(known.QWEN25)
     chat = ChatTokenizer(tokenizer=tokenizer("bytes", known.GEMMA, CHATML), chat_template_options={})
-    settle_template(chat, model, "", str(tmp_path))  # its tokenizer is the base model's
+    set_chat_template(chat, model, "", str(tmp_path))  # its tokenizer is the base model's
     assert chat.tokenizer.chat_template == known.QWEN25
 
 
@@ -310,18 +325,6 @@ def file(tmp_path):
     path = tmp_path / "mine.jinja"
     path.write_text(known.MISTRAL7)
     return path
-
-
-def test_a_template_of_a_file_is_kept_as_it_was(file, model, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    chosen = ModelConfig(chat_template=file.name).chat_template
-    assert chosen == f"{FROM}{file} #}}\n{known.MISTRAL7}"
-    assert ModelConfig(chat_template=chosen).chat_template == chosen  # from config.json
-    assert ModelConfig(chat_template=chosen).template_name.startswith(f"{file} (sha256 ")
-    file.write_text(known.MISTRAL)
-    assert settled(model, chosen, special=INST).tokenizer.chat_template == known.MISTRAL7
-    assert said == []
-    assert ModelConfig(chat_template=str(file)).template_name != ModelConfig(chat_template=chosen).template_name
 
 
 @pytest.mark.parametrize(
@@ -334,48 +337,46 @@ def test_a_template_of_a_file_is_kept_as_it_was(file, model, said, tmp_path, mon
 def test_a_broken_template_is_refused_in_one_line(file, model, text, message):
     file.write_text(text)
     with pytest.raises(UserError, match=re.escape(message)) as refused:
-        settled(model, ModelConfig(chat_template=str(file)).chat_template)
+        settled(model, sized(chat_template=str(file)).chat_template)
     assert str(refused.value).startswith(f"--chat-template {file}") and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("given", "content", "message"),
     [
-        ("chatlm", None, "one of chatml, llama3, gemma, plain, got 'chatlm': No such file or directory: did you mean"),
-        (".", None, "got '.': Is a directory"),
-        ("x.jinja", b"hello", "the chat template in x.jinja writes no message"),
+        ("chatlm", None, "one of chatml, plain, got 'chatlm': did you mean chatml"),
+        ("nowhere.jinja", None, "cannot read the chat template nowhere.jinja: "),
+        ("x.jinja", b"hello", "x.jinja writes no message"),
     ],
 )
-def test_a_template_that_is_not_there_is_refused_with_the_names_that_are(
-    given, content, message, tmp_path, monkeypatch
-):
+def test_a_template_that_is_not_there_is_refused(given, content, message, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / given).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(message)):
-        ModelConfig(chat_template=given)
+        settled(model, sized(chat_template=given).chat_template)
 
 
 def test_the_names_of_the_flag_are_the_templates():
     assert tuple(TEMPLATES) == CHAT_TEMPLATES
 
 
-def test_a_template_is_saved_with_the_model_and_config_json_keeps_its_text(tmp_path, file, processes):
+def test_a_template_is_saved_with_the_model_and_a_resumed_run_needs_no_file(tmp_path, file, processes):
     own = tokenizer("bytes", special=CHATML, eos="<|endoftext|>")
     save_model(small_qwen3(own, 64, 2, 2, 0), own, tmp_path / "base")
     (end,) = own("<|im_end|>")["input_ids"]
     file.write_text(known.QWEN25)
-    config = TrainerConfig(model=ModelConfig(model_id="base", chat_template=str(file), device="cpu", threads=1))
-    policy = load_policy(str(tmp_path / "base"), config.model, processes)
+    config = sized(model_id="base", chat_template=str(file), device="cpu", threads=1)
+    policy = load_policy(str(tmp_path / "base"), config, processes)
     assert policy.stop_ids == {end, own.eos_token_id}
     save_policy(policy, tmp_path / "saved")
     file.unlink()
     assert from_dict(json.loads(json.dumps(to_dict(config, {}))), TrainerConfig)[0] == config  # a resumed run's
-    again = load_policy(str(tmp_path / "saved"), replace(config.model, chat_template=""), processes)
+    again = load_policy(str(tmp_path / "saved"), config.with_settings(chat_template=""), processes)
     assert again.tokenizer.chat_template == known.QWEN25  # for evaluate.py, vLLM and other programs
     assert GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == [own.eos_token_id, end]
     assert again.stop_ids == policy.stop_ids
-    resumed = load_policy(str(tmp_path / "saved"), config.model, processes)
+    resumed = load_policy(str(tmp_path / "saved"), config, processes, tmp_path / "saved")
     assert resumed.tokenizer.chat_template == known.QWEN25
 
 
@@ -410,7 +411,7 @@ ENCODED = [
     # The template's space around a thought, and its empty thought, where there is none.
     ("qwen3", known.QWEN3, "It is 5.", "<think>\n\n</think>\n\nIt is 5."),
     ("qwen3", known.QWEN3, WHOLE, WHOLE),
-    ("qwen3", known.QWEN3, NO_SPACE, "<think>\nhm\n</think>\n\n5"),
+    ("qwen3", known.QWEN3, NO_SPACE, NO_SPACE),
     # A prompt that opens the thought.
     ("qwen3", known.QWEN3_THINKING, "It is 5.", "\n</think>\n\nIt is 5."),
     ("qwen3", known.QWEN3_THINKING, NO_SPACE, "hm\n</think>\n\n5"),
@@ -434,17 +435,3 @@ def test_a_message_key_without_a_value_is_no_key():
     chat = chat_with(template)
     row = [{"role": "user", "content": "It is 5.", "name": None}]  # as parquet fills what only other rows have
     assert chat.render(row) == "It is 5."
-
-
-def test_a_template_that_writes_todays_date_is_reported_once_unless_the_date_is_given(said):
-    template = (
-        "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
-        "{% for m in messages %}{{ date_string + ' ' + m.content }}{% endfor %}"
-    )
-    chat = chat_with(template)
-    chat.render(QUESTION)
-    chat.render(QUESTION)
-    chat.chat_template_options = {"date_string": "26 Jul 2024"}
-    given = replace(chat, _said_date=False)
-    assert given.render(QUESTION).startswith("26 Jul 2024 ")
-    assert len(said) == 1 and "date_string" in said[0]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minrl.config import OptimizerConfig
 from minrl.dataflow import TrainState, UserError
 from minrl.optimizer import make_optimizer
 from minrl.run import checkpoint
@@ -27,6 +26,7 @@ from minrl.run.checkpoint import (
 from minrl.run.setup import load_policy
 from minrl.utils import files
 from tests.conftest import CPU
+from tests.parsed import sized
 
 STATE = TrainState(step=3, examples_drawn=24, policy_version=5, sampled_tokens=99, seconds=1.5, baselines={"a": 0.5})
 
@@ -34,7 +34,7 @@ STATE = TrainState(step=3, examples_drawn=24, policy_version=5, sampled_tokens=9
 @pytest.fixture
 def trained(policy):
     """A policy and an optimizer that have taken a step."""
-    optimizer = make_optimizer(policy, OptimizerConfig())
+    optimizer = make_optimizer(policy, sized())
     step(policy, optimizer)
     return policy, optimizer
 
@@ -54,7 +54,7 @@ def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes):
     path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0)
     assert path == tmp_path / "step_000003"
     other = load_policy(str(path), CPU, processes)
-    fresh = make_optimizer(other, OptimizerConfig())
+    fresh = make_optimizer(other, sized())
     restore_optimizer(path, other, fresh)
     assert weights_sha256(other) == weights_sha256(policy) and load_state(path) == STATE
     prompt = [{"role": "user", "content": "numbers 1 2"}]
@@ -179,7 +179,7 @@ def test_the_hash_of_a_file_is_that_of_its_tensors(tmp_path):
 
 
 def test_a_state_with_another_name_is_refused(policy, tmp_path):
-    path = save_checkpoint(tmp_path, policy, make_optimizer(policy, OptimizerConfig()), TrainState(step=1), keep=1)
+    path = save_checkpoint(tmp_path, policy, make_optimizer(policy, sized()), TrainState(step=1), keep=1)
     state = path / "trainer.json"
     state.write_text(state.read_text().replace('"skipped_steps"', '"skipped_stepr"'))
     with pytest.raises(UserError, match=r"trainer.json is damaged: .*skipped_stepr"):

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 
 from minrl.algorithms import ALGORITHMS
-from minrl.config import ALGORITHM_NAMES, TrainerConfig
+from minrl.config import TrainerConfig, algorithm_names
 from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
-from minrl.tasks import TASK_DEFINITIONS
+from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.utils.cli import from_dict, parse, to_dict
 from minrl.utils.settings import flag_of, settings_of
 from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent
-HANOI = TASK_DEFINITIONS["hanoi"].options()
+OPTIONS = option_classes(TASK_DEFINITIONS)
+HANOI = OPTIONS["hanoi"]()
 
-DEFAULTS = TrainerConfig().settings
+DEFAULTS = {name: value for name, value in TrainerConfig().settings.items() if value is not None}
 
 
 def flags_for(name, value):
@@ -32,33 +33,43 @@ def flags_for(name, value):
 
 
 def test_every_setting_and_every_option_of_a_task_is_a_flag():
-    words = [word for name, value in DEFAULTS.items() for word in flags_for(name, value)]
-    for task, definition in TASK_DEFINITIONS.items():
-        fields = dataclasses.fields(definition.options)
-        words += [word for one in fields for word in (flag_of(f"{task}.{one.name}"), str(one.default))]
+    words = [word for name, value in DEFAULTS.items() if name != "eval_tasks" for word in flags_for(name, value)]
+    words += ["--eval-tasks", ",".join(TASK_DEFINITIONS)]
+    for task, options in OPTIONS.items():
+        fields = dataclasses.fields(options)
+        words += [word for one in fields for word in flags_for(f"{task}.{one.name}", one.default)]
     command = parse(TrainerConfig, words)
-    assert command.config == TrainerConfig() and command.flags.keys() >= DEFAULTS.keys()
-    assert command.options == {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
+    assert command.config == TrainerConfig(eval_tasks=",".join(TASK_DEFINITIONS))
+    assert command.flags.keys() >= DEFAULTS.keys()
+    assert command.options == {name: options() for name, options in OPTIONS.items()}
 
 
 CHANGED = {
     **{"steps": 7, "learning_rate": 3e-4, "curriculum": True, "preflight": False, "stop_strings": ("one", "two words")},
-    **{"engine": "torch", "task": "hanoi", "algorithm": "dapo", "max_unscorable_frac": 0.25, "note": "-- two\nlines"},
+    **{"engine": "torch", "task": "hanoi", "algorithm": "dapo"},
+    "max_unscorable_frac": 0.25,
+    "chat_template_options": '{"a": "-- two\\nlines"}',
 }
-"""A setting of each kind, and of each group."""
+"""A setting of each kind."""
 
 
 def test_settings_go_through_flags_python_and_json():
     config, options = parsed([flag for name, value in CHANGED.items() for flag in flags_for(name, value)])
-    assert config.settings == {**DEFAULTS, **CHANGED} and config == from_dict(CHANGED, TrainerConfig)[0]
+    assert config.settings == {**TrainerConfig().settings, **CHANGED} and config == from_dict(CHANGED, TrainerConfig)[0]
     values = json.loads(json.dumps(to_dict(config, options)))
-    assert from_dict(values, TrainerConfig) == (config, options) and set(values) == {*DEFAULTS, "tasks"}
+    assert from_dict(values, TrainerConfig) == (config, options) and set(values) == {
+        *settings_of(TrainerConfig),
+        "tasks",
+    }
 
 
 REFUSED = [
     ("--stps 5", r"unknown flag --stps: did you mean --steps\?"),
     ("--hanoy.skill 0.5", "did you mean --hanoi.skill?"),
-    ("--batch_size 8", "unknown flag --batch-size: did you mean --prompts-per-step?"),  # as another trainer has it
+    (
+        "--batch_size 8",
+        "unknown flag --batch-size: --prompts-per-step is the number of prompts of a step",
+    ),  # as another trainer has it
     ("--top-p 0.9", "completions are sampled from the whole distribution"),
     ("--device cp", "device must be one of auto, cpu, cuda, got 'cp': did you mean cpu?"),
     ("--algorithm GRPO", "no algorithm 'GRPO': choose one of grpo, dr_grpo, .*: did you mean grpo"),
@@ -88,7 +99,7 @@ def test_flags_of_other_trainers_are_the_same_settings():
     flags = "--lr 1e-5 --model x --num_generations 4 --max-completion-length 9 --beta 0.1 --max-steps 3"
     config = TrainerConfig(learning_rate=1e-5, model_id="x", group_size=4, max_tokens=9, kl_coef=0.1, steps=3)
     assert parsed(flags.split())[0] == config
-    assert parse(EvaluateConfig, ["--model", "x"]).config.checkpoint == "x"  # where --model-id is refused
+    assert parse(EvaluateConfig, ["--model", "x"]).config.models == ("x",)
 
 
 def test_flags_are_on_top_of_a_config_file_and_both_over_other_defaults(tmp_path):
@@ -115,7 +126,7 @@ def test_flags_are_on_top_of_a_config_file_and_both_over_other_defaults(tmp_path
 )
 def test_flags_are_spelled_in_several_ways(flags, steps, stop_strings):
     config, _ = parsed(flags)
-    assert (config.steps, config.rollout.stop_strings) == (steps, stop_strings)
+    assert (config.steps, config.stop_strings) == (steps, stop_strings)
 
 
 def help_of(capsys, cls, *flags):
@@ -129,11 +140,20 @@ def test_help_shows_defaults_algorithms_and_the_options_of_the_named_tasks_and_h
     page = help_of(capsys, TrainerConfig, "--task", "hanoi", "--help")
     assert re.search(r"\n  --steps INT +Training steps \[150\]\n", page) and "grpo, dr_grpo," in page
     assert "--hanoi.skill" in page and "--countdown.max-number" not in page and "--judge-model" not in page
-    assert tuple(ALGORITHMS) == ALGORITHM_NAMES
     page = " ".join(help_of(capsys, TrainerConfig, "--help-all").split())
-    options = [f"{task}.{name}" for task, one in TASK_DEFINITIONS.items() for name in settings_of(one.options)]
+    options = [f"{task}.{name}" for task, one in OPTIONS.items() for name in settings_of(one)]
     assert [name for name in [*DEFAULTS, *options] if flag_of(name) not in page] == []
     assert "Also --lr" in page
+
+
+def test_a_row_of_the_table_is_known_at_once_with_torch_or_without(monkeypatch):
+    assert algorithm_names() == list(ALGORITHMS)
+    monkeypatch.setitem(ALGORITHMS, "mine", ALGORITHMS["grpo"])  # as a notebook does
+    assert TrainerConfig(algorithm="mine").algorithm == "mine"
+    monkeypatch.delitem(sys.modules, "minrl.algorithms")  # as the command line finds it: it reads the source
+    assert algorithm_names() == [name for name in ALGORITHMS if name != "mine"]
+    with pytest.raises(UserError, match="no algorithm 'topr': choose one of grpo, dr_grpo"):
+        TrainerConfig(algorithm="topr")
 
 
 def test_a_wrong_flag_is_answered_before_torch_is_imported():
@@ -149,5 +169,5 @@ def test_a_wrong_flag_is_answered_before_torch_is_imported():
 def test_help_is_one_screen_of_examples_and_the_flags_used_most(capsys, monkeypatch, cls):
     monkeypatch.setenv("COLUMNS", "80")
     page = help_of(capsys, cls, "-h")
-    assert len(page.splitlines()) <= 45
+    assert len(page.splitlines()) <= 48
     assert max(map(len, page.partition("most used:")[2].splitlines())) <= 80

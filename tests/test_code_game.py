@@ -1,11 +1,9 @@
 """The code game: which programs count, who wins, and that nobody wins by talking."""
 
-import json
 import random
 
 import pytest
 
-from minrl.__main__ import main
 from minrl.dataflow import Job, Reward
 from minrl.rewards.workers import call
 from minrl.tasks import load_task
@@ -14,7 +12,6 @@ from minrl.tasks.code_game import (
     CodeGameOptions,
     extract_program,
     judge_program,
-    parse_guess,
     refusal,
 )
 
@@ -46,6 +43,7 @@ def act(task, *completions):
 PROGRAMS = [
     ("print(3 - 4)", "valid", "-1"),
     ("print(5, end='')", "valid", "5"),
+    ("def f(*args):\n    return sum(1 for _ in args)\nprint(f(1, 2))", "valid", "2"),
     ("print(10**12 - 1)", "valid", "999999999999"),
     # not one integer
     ("print(1, 2)", "no_integer", ""),
@@ -74,17 +72,20 @@ def test_what_becomes_of_a_program():
 
 
 def test_one_program_or_none():
-    for completion in ("print(3)", "I think of a sum.\n```\nprint(3)\n```\nDone."):
+    block = "```python\nprint(3)\n```"
+    for completion in ("print(3)", f"I think of a sum.\n{block}\nDone.", f"{block}\n```output\n3\n```"):
         assert extract_program(completion) == "print(3)\n"
-    for completion in (" \n ", "```python\nprint(3)", "```\nprint(3)\n```\n```\nprint(4)\n```"):
+    for completion in (" \n ", f"{block}\n```\nprint(4)\n```", "```output\n3\n```"):
         assert extract_program(completion) is None
 
 
-def test_a_guess_is_one_integer_or_none():
-    for completion in ("7", " 7\n", "<answer> 7 </answer>", "3 + 4 is 7, so <answer>7</answer>"):
-        assert parse_guess(completion, 12) == "7"
-    for completion in ("<answer> 7 </answer> <answer> 8 </answer>", "7 or 8", "", "07", "7.0", "\u0667", "7" * 13):
-        assert parse_guess(completion, 12) is None
+def test_a_guess_is_the_integer_as_it_is_printed():
+    right = {
+        guess: act(game(), "print(7)", guess)[1]["guesser"].value for guess in ("7", " 7\n", "So <answer>7</answer>")
+    }
+    assert set(right.values()) == {1.0}
+    for guess in ("<answer> 7 </answer> <answer> 8 </answer>", "7 or 8", "", "07", "7.0", "\u0667"):
+        assert act(game(), "print(7)", guess)[1]["guesser"].value == 0.0
 
 
 def test_the_writer_wins_where_the_guesser_is_wrong_and_the_other_way_round():
@@ -136,15 +137,3 @@ def test_themes_are_split_by_what_they_ask():
         construct, topic = example.id.split(", ")
         assert example.prompt[-1]["content"] == f"write : {construct} , {topic}"
         assert example.category == {"construct": construct}
-
-
-@pytest.mark.slow
-def test_the_game_is_played_end_to_end_on_the_embedded_model(tmp_path):
-    flags = f"""--task code_game --algorithm spiral --steps 2 --prompts-per-step 2 --group-size 2 --base-steps 40
-        --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --base-learning-rate 1e-2 --eval-examples 2
-        --eval-samples 1 --max-tokens 12 --threads 1 --device cpu --eval-every 0 --reward-workers 1 --no-preflight
-        --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt""".split()
-    assert main(["train", *flags]) == 0
-    (run,) = (tmp_path / "runs").iterdir()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all({"baseline/writer", "baseline/guesser", "reward/part/valid"} <= {*line} for line in lines[1:])

@@ -8,10 +8,10 @@ import shlex
 import pytest
 
 from minrl.__main__ import main
-from minrl.tasks import TASK_DEFINITIONS
+from minrl.tasks import load_task
 from tests.test_documents import ALL_COMMANDS
 
-SIZES = """--base-steps 1 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8 --device cpu
+SIZES = """--base-steps 1 --base-hidden-size 64 --base-heads 2 --base-layers 1  --device cpu
     --threads 1 --quiet --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1"""
 MODEL = f"{SIZES} --model-id checkpoints/base-countdown-*"
 TRAINING = "--steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 8 --no-preflight"
@@ -35,8 +35,7 @@ HERE = {
 @pytest.fixture
 def rows():
     """Training problems of Countdown with their demonstrations, a line each, under every name that a command reads."""
-    definition = TASK_DEFINITIONS["countdown"]
-    task = definition.make(definition.options(), "")
+    task = load_task("countdown")
     lines = []
     for example in task.dataset.train[:160]:
         text = task.demonstrations(example, random.Random(0))

@@ -1,44 +1,40 @@
-"""Impossible settings are refused when the config is made, each with what was given and what is allowed."""
+"""Settings that cannot work are refused when they are made or assigned, in one line; the rest are kept as given."""
 
+import copy
 import dataclasses
 import pickle
 
 import pytest
 
-from minrl.config import (
-    AlgorithmConfig,
-    BaseModelConfig,
-    EngineConfig,
-    EvaluationConfig,
-    LoraConfig,
-    ModelConfig,
-    RolloutConfig,
-    TrainerConfig,
-    with_absolute_paths,
-)
+from minrl.config import TrainerConfig
 from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
-from minrl.sft.config import SftConfig
+from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 
 REFUSED = [
-    (TrainerConfig, {"seed": 2**63}, r"seed must be at least 0 and below 2\^63, got 9223372036854775808"),
-    (TrainerConfig, {"preflight": False, "preflight_only": True}, "preflight_only contradicts no-preflight"),
-    (TrainerConfig, {"learning_rate": float("inf")}, "learning_rate must be finite, got inf"),
-    (TrainerConfig, {"grup_size": 4}, r"unknown setting 'grup_size': did you mean group_size"),
-    (TrainerConfig, {"minibatches_per_pass": 3, "prompts_per_step": 2}, r"\(3\) must not exceed prompts_per_step"),
-    (TrainerConfig, {"task": "countdown,hanoi", "data_path": "x"}, "give --task-data-path hanoi:FILE"),
-    (TrainerConfig, {"chat_template": "chatml"}, "chat_template is for a --model-id"),
-    (ModelConfig, {"chat_template_options": "[1]"}, "must be a JSON object"),
-    (BaseModelConfig, {"base_heads": 3}, "base_heads must be even, got 3"),
-    (RolloutConfig, {"temperature": 1e-45}, "temperature must be at least 0.001"),
-    (RolloutConfig, {"stop_strings": ("END", "")}, "stop_strings must not be empty"),
-    (AlgorithmConfig, {"clip_low": 1.0}, "clip_low must be 0 .* or above 0 and below 1, got 1.0"),
-    (AlgorithmConfig, {"teacher_weight": 2.0}, "teacher_weight is read only with --teacher-id or --teacher-prompt"),
-    (LoraConfig, {"lora_alpha": 16}, "lora_alpha is read only with --lora-rank: give that too"),
-    (LoraConfig, {"lora_rank": 1, "lora_target_modules": "("}, "lora_target_modules is no regular expression"),
-    (EvaluationConfig, {"eval_every": 0, "patience": 2}, "patience needs evaluations during the run"),
-    (EngineConfig, {"engine": "vllm-server"}, "needs engine_urls: name the servers"),
-    (EngineConfig, {"engine_urls": "http://127.0.0.1:1"}, "engine_urls is read only with --engine vllm-server"),
+    (TrainerConfig, {"group_sise": 4}, "unknown setting 'group_sise': did you mean group_size"),
+    (TrainerConfig, {"batch_size": 4, "foo": 1}, "unknown settings 'batch_size': --prompts-per-step is .*; 'foo'$"),
+    (TrainerConfig, {"learning_rate": float("nan")}, "learning_rate must be a finite number, got nan"),
+    (TrainerConfig, {"prompts_per_step": 2, "minibatches_per_pass": 3}, "must not exceed prompts_per_step"),
+    (TrainerConfig, {"data_path": "a", "task": "hanoi,countdown"}, "data_path is of one task"),
+    (TrainerConfig, {"chat_template_options": "[1]"}, "must be a JSON object"),
+    (TrainerConfig, {"chat_template": "chat-ml"}, "chat_template must be a file or one of .*: did you mean chatml"),
+    (TrainerConfig, {"base_heads": 3}, "base_heads must be even, got 3"),
+    (TrainerConfig, {"temperature": 1e-45}, "temperature must be at least 0.001"),
+    (TrainerConfig, {"stop_strings": ("END", "")}, "stop_strings must not be empty"),
+    (TrainerConfig, {"clip_low": 1.0}, "clip_low must be at least 0 and below 1, got 1.0"),
+    (TrainerConfig, {"clip_dual": 1.0}, "clip_dual must be 0 or above 1, got 1.0"),
+    (TrainerConfig, {"importance_cap": 0.5}, r"importance_cap must be 0 \(off\) or at least 1, got 0.5"),
+    (TrainerConfig, {"teacher_weight": 2.0}, "teacher_weight is read only with --teacher-id or --teacher-prompt"),
+    (TrainerConfig, {"teacher_prompt": "read.txt"}, "teacher_prompt must have {prompt} in it"),
+    (TrainerConfig, {"lora_alpha": 16}, "lora_alpha is read only with --lora-rank: give that too"),
+    (TrainerConfig, {"eval_every": 0, "patience": 2}, "patience looks at the held-out score of a task during the run"),
+    (TrainerConfig, {"engine": "vllm-server"}, "needs engine_urls: name the servers"),
+    (TrainerConfig, {"engine_urls": "http://127.0.0.1:1"}, "engine_urls is read only with --engine vllm-server"),
+    (TrainerConfig, {"min_temperature": 2.0}, "min_temperature must be at most max_temperature, got 2.0 and 1.5"),
+    (SftConfig, {"data": "rows.jsonl", "group_size": 4}, "unknown setting 'group_size'"),
+    (SftConfig, {"data": "rows.jsonl", "task": "hanoi,countdown"}, "train.py alone takes several tasks"),
+    (FilterConfig, {"data": "rows.jsonl"}, "output has no default: give --output"),
     (EvaluateConfig, {}, "name either --checkpoint .* or --completions .* got neither"),
 ]
 
@@ -50,25 +46,41 @@ def test_impossible_values_are_refused_in_one_line(cls, values, message):
     assert "\n" not in str(refused.value)
 
 
-def test_settings_are_given_flat_or_in_groups():
-    groups = {"rollout": RolloutConfig(task="hanoi", group_size=4), "algorithm": AlgorithmConfig(algorithm="dapo")}
-    flat = TrainerConfig(task="hanoi", group_size=4, algorithm="dapo", steps=20)
-    assert flat == TrainerConfig(**groups, steps=20) == TrainerConfig(**groups, steps="20")
-    assert TrainerConfig(rollout=RolloutConfig(task="hanoi", group_size=2), group_size=4).rollout == groups["rollout"]
-    assert TrainerConfig(**flat.settings) == flat == pickle.loads(pickle.dumps(flat))
+def test_a_setting_is_assigned_within_its_bounds():
+    config = TrainerConfig(task="hanoi")
+    config.group_size, config.learning_rate = "4", 1
+    assert (config.group_size, config.learning_rate) == (4, 1.0) and type(config.learning_rate) is float
+    for name, value, message in (("group_size", 0, "at least 1, got 0"), ("dtype", "half", "one of auto"),
+                                 ("gruop_size", 1, "did you mean group_size")):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            setattr(config, name, value)
+    assert config == TrainerConfig(task="hanoi", group_size=4, learning_rate=1)
+
+
+def test_rules_between_settings_are_checked_when_the_run_starts():
+    config = TrainerConfig()
+    config.prompts_per_step = 2
+    config.minibatches_per_pass = 3  # both are edited before either matters
+    with pytest.raises(UserError, match="must not exceed prompts_per_step"):
+        config.check()
 
 
 def test_a_changed_config_keeps_the_other_settings_and_knows_which_were_given():
-    config = TrainerConfig(kl_coef=0.1, group_size=8, rollout=RolloutConfig(max_tokens=192))  # two at their defaults
+    config = TrainerConfig(kl_coef=0.1, group_size=8, save_every=25)  # the last at its default
     changed = config.with_settings(algorithm="dapo", steps=3)
-    assert (changed.algorithm.algorithm, changed.algorithm.kl_coef, changed.steps) == ("dapo", 0.1, 3)
-    assert changed.given == {"kl_coef", "group_size", "max_tokens", "algorithm", "steps"}
-    replaced = dataclasses.replace(config, steps=3)
-    assert replaced == config.with_settings(steps=3)
-    assert replaced.given == {"kl_coef", "group_size", "max_tokens", "steps"}
-    assert TrainerConfig(rollout=dataclasses.replace(RolloutConfig(), group_size=4)).given == {"group_size"}
-    with pytest.raises(UserError, match="takes algorithm as a group"):
-        dataclasses.replace(config, algorithm="dapo")  # it would forget kl_coef
+    assert (changed.algorithm, changed.kl_coef, changed.steps) == ("dapo", 0.1, 3)
+    assert changed.given == {"kl_coef", "group_size", "save_every", "algorithm", "steps"}
+    changed.seed = 1
+    assert "seed" in changed.given and "seed" not in config.given
+    assert dataclasses.replace(config, steps=3).given == {"kl_coef", "group_size", "steps"}  # not at their defaults
+    assert config == copy.deepcopy(config) == pickle.loads(pickle.dumps(config))
+
+
+def test_other_trainers_names_are_the_same_settings_in_python():
+    config = TrainerConfig(num_generations=4, lr=1e-5)
+    config.beta = 0.1
+    assert (config.group_size, config.learning_rate, config.kl_coef) == (4, 1e-5, 0.1)
+    assert config.given == {"group_size", "learning_rate", "kl_coef"}
 
 
 def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
@@ -76,11 +88,32 @@ def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     folders = {"runs_dir": "/runs", "checkpoints_dir": "kept"}
     config = TrainerConfig(data_path="../rows.jsonl", model_id="model", opponent="Qwen/Qwen3-0.6B", **folders)
-    found = with_absolute_paths(config)
-    assert found.data_path == str(tmp_path.parent / "rows.jsonl")
-    assert (found.model.model_id, found.rollout.opponent) == (str(tmp_path / "model"), "Qwen/Qwen3-0.6B")
-    assert (found.logging.runs_dir, found.logging.checkpoints_dir) == ("/runs", str(tmp_path / "kept"))
-    assert with_absolute_paths(found) == found
-    assert with_absolute_paths(TrainerConfig()).data_path == ""
-    sft = with_absolute_paths(SftConfig(data="rows.jsonl", eval_data="more.jsonl"))
+    assert config.data_path == str(tmp_path.parent / "rows.jsonl")
+    assert (config.model_id, config.opponent) == (str(tmp_path / "model"), "Qwen/Qwen3-0.6B")
+    assert (config.runs_dir, config.checkpoints_dir) == ("/runs", str(tmp_path / "kept"))
+    assert TrainerConfig().data_path == ""
+    sft = SftConfig(data="rows.jsonl", eval_data="more.jsonl")
     assert (sft.data, sft.eval_data) == (str(tmp_path / "rows.jsonl"), str(tmp_path / "more.jsonl"))
+
+
+def test_a_programs_config_translates_to_that_of_a_run():
+    rounds = ExpertIterationConfig(task="hanoi", rounds=3, sample_batch_size=4, samples_per_example=2, seed=7)
+    run = rounds.trainer
+    assert type(run) is TrainerConfig
+    assert (run.task, run.steps, run.prompts_per_step, run.group_size, run.seed) == ("hanoi", 3, 4, 2, 7)
+    assert (run.eval_every, run.save_every) == (1, 1)
+    assert SftConfig(data="rows.jsonl", batch_size=5).trainer.prompts_per_step == 5
+
+
+def test_a_name_is_that_of_a_folder_or_refused_in_one_line():
+    for name in ("a", "A.b_c-1+2=3", "x" * 200, "latest-2", "reports"):
+        assert TrainerConfig(run_name=name).run_name == name
+    for name in ("a/b", ".", "..", "-x", ".x", "a b", "x" * 201, "latest", "report", "base-x", "\u00e9"):
+        with pytest.raises(UserError, match=r"run_name must be a folder's name [^\n]* got [^\n]*$"):
+            TrainerConfig(run_name=name)
+
+
+def test_a_setting_under_two_names_has_one_value():
+    assert TrainerConfig(group_size=4, num_generations=4).group_size == 4
+    with pytest.raises(UserError, match="group_size is given twice, under two names, as 8 and 4"):
+        TrainerConfig(group_size=8, num_generations=4)

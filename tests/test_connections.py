@@ -7,7 +7,7 @@ import pytest
 
 from minrl.dataflow import Example, UserError
 from minrl.tasks import load_task
-from minrl.tasks.connections import reward
+from minrl.tasks.connections import ConnectionsOptions, reward
 
 GROUPS = [
     ["MAPLE", "OAK", "ELM", "PINE"],
@@ -51,7 +51,11 @@ PAID = {
     "five words": (written([[*GROUPS[0], "BASS"], *GROUPS[1:]]), 0.0),
     "five groups": (RIGHT + written(GROUPS[:1]), 0.0),
     "all 1820 groups": (written(combinations(WORDS, 4)), 0.0),
-    "a group in a group": (f"<group>{RIGHT}</group>", 0.0),
+    "a group in a group": (f"<group>{RIGHT}</group>", 1.0),
+    "words between blanks alone": (RIGHT.replace("20,000", "20;000").replace(",", "").replace(";", ","), 1.0),
+    "a list with bullets": (RIGHT.replace(", ", "\n- "), 1.0),
+    "an unclosed group": (RIGHT.replace("</group>", "", 1), 3 / 4),
+    "a word within another": (RIGHT.replace("OAK", "SOAK"), 0.0),
     "half of a word with a comma": (RIGHT.replace("20,000", "20"), 0.0),
     "a megabyte of commas": (f"<group>{',' * 1_000_000}</group>", 0.0),
 }
@@ -79,11 +83,15 @@ def write(path, rows):
     return str(path)
 
 
+def loaded(path, **options):
+    return load_task("connections", {"connections": ConnectionsOptions(data_path=path, **options)}).dataset
+
+
 def test_words_are_shown_in_an_order_of_the_puzzles_own(tmp_path):
     rows = [puzzle(number) for number in range(40)]
     turned = [{**row, "words": row["words"][::-1], "groups": row["groups"][::-1]} for row in rows[::-1]]
-    first = load_task("connections", None, write(tmp_path / "rows.jsonl", rows)).dataset
-    other = load_task("connections", None, write(tmp_path / "turned.jsonl", turned)).dataset
+    first = loaded(write(tmp_path / "rows.jsonl", rows))
+    other = loaded(write(tmp_path / "turned.jsonl", turned))
     assert [e.prompt for e in first.train] == [e.prompt for e in other.train]
     assert [e.id for e in first.held_out] == [e.id for e in other.held_out]
     assert {len(first.train) + len(first.held_out)} == {40}
@@ -96,29 +104,83 @@ def test_words_are_shown_in_an_order_of_the_puzzles_own(tmp_path):
     assert together <= 2  # chance: 4 * 4 / 1820 for each puzzle
 
 
-def test_the_true_groups_of_every_row_are_paid_in_full_in_each_form_of_the_data(tmp_path):
-    rows = [puzzle(number) for number in range(10)]
-    rows += [
-        {"words": row["words"], "answers": [{"words": group["members"]} for group in row["groups"]]}
-        for row in map(puzzle, range(10, 20))
-    ]
-    rows += [{"id": row["id"], "date": "2024-01-01", "answers": row["groups"]} for row in map(puzzle, range(20, 30))]
-    dataset = load_task("connections", None, write(tmp_path / "rows.jsonl", rows)).dataset
+FORMS = {
+    "groups": lambda row: row,
+    "answers": lambda row: {"answers": [{"words": group["members"]} for group in row["groups"]]},
+    "archives": lambda row: {"id": row["id"], "date": "2024-01-01", "answers": row["groups"]},
+    "generated": lambda row: {
+        "words": row["words"],
+        "solution": {"groups": [{"reason": "?", "words": group["members"]} for group in row["groups"]]},
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_true_groups_of_every_row_are_paid_in_full_in_each_form_of_the_data(form, tmp_path):
+    dataset = loaded(write(tmp_path / "rows.jsonl", map(FORMS[form], map(puzzle, range(10)))))
     examples = [*dataset.train, *dataset.held_out]
-    assert len(examples) == 30
+    assert len(examples) == 10
     assert all(reward(written(g["members"] for g in example["groups"]), example).solved for example in examples)
 
 
+def test_another_puzzle_is_shown_with_its_answer_if_asked_for(tmp_path):
+    path = write(tmp_path / "rows.jsonl", map(puzzle, range(10)))
+    plain, shown = (loaded(path, example=example).train[0].prompt for example in (False, True))
+    assert [plain[0], plain[-1]] == [shown[0], shown[-1]] and len(plain) == 2
+    words, answer = shown[1]["content"].split("\n"), shown[2]["content"]
+    groups = [
+        {"members": group.split(", ")} for group in answer.removeprefix("<group>")[:-8].split("</group>\n<group>")
+    ]
+    assert sorted(words) == sorted(chain(*(group["members"] for group in groups)))
+    assert reward(answer, Example("", "", {"groups": groups})).solved
+
+
+def puzzles(path, **options):
+    """The training and the held-out puzzles, each as its groups."""
+    dataset = loaded(path, held_out_share=0.3, **options)
+    return [
+        {frozenset(frozenset(group["members"]) for group in example["groups"]) for example in side}
+        for side in (dataset.train, dataset.held_out)
+    ]
+
+
+def test_puzzles_combine_groups_of_generated_rows_some_of_which_are_held_out(tmp_path):
+    generated, published = (
+        [FORMS["generated"](puzzle(number)) for number in range(20)],
+        list(map(puzzle, range(20, 40))),
+    )
+    trained, held_out = puzzles(write(tmp_path / "rows.jsonl", [*generated, *published]), combinations=50)
+    rows = set.union(*puzzles(write(tmp_path / "published.jsonl", published)))
+    made = [trained - rows, held_out - rows]
+    assert list(map(len, made)) == [35, 15] and len(rows & trained) + len(rows & held_out) == 20
+    whole = set.union(*puzzles(write(tmp_path / "generated.jsonl", generated)))
+    used, held = ({group for groups in side for group in groups} for side in made)
+    assert used | held <= {group for groups in whole for group in groups} and not used & held
+    assert not whole & (made[0] | made[1])  # by chance: 20 of 80 choose 4
+    assert {len(frozenset.union(*groups)) for side in made for groups in side} == {16}
+    turned = puzzles(write(tmp_path / "turned.jsonl", [*published, *generated[::-1]]), combinations=50)
+    assert turned == [trained, held_out]
+
+
+def test_more_puzzles_than_the_groups_make_are_refused(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [FORMS["generated"](puzzle(number)) for number in range(4)])
+    with pytest.raises(
+        UserError, match=r"connections.combinations: \d+ groups on one side of the split make \d+ puzzles"
+    ):
+        puzzles(path, combinations=10_000)
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("groups", "said"),
     [
-        ({"words": WORDS[:15]}, "16 different words in 4 groups of 4, got 15 words, 15 of them different"),
-        ({"groups": [{"members": group} for group in GROUPS[:3]]}, "groups of 4, 4, 4"),
-        ({"groups": None}, "a puzzle needs `groups` or `answers`"),
+        (GROUPS[:3], r"4 groups of 4 different words, got 12 in groups of \[4, 4, 4\]"),
+        ([*GROUPS[:3], GROUPS[0]], r"got 12 in groups of \[4, 4, 4, 4\]"),
+        (None, "TypeError"),
     ],
 )
-def test_a_row_that_is_no_puzzle_is_refused(tmp_path, change, said):
-    row = {"words": WORDS, "groups": [{"members": group} for group in GROUPS], **change}
-    with pytest.raises(UserError, match=f"row 19 of .*{said}"):
-        path = write(tmp_path / "rows.jsonl", [*map(puzzle, range(18)), row])
-        load_task("connections", None, path).dataset.sizes()
+@pytest.mark.parametrize("options", [{}, {"combinations": 5}])
+def test_a_row_that_is_no_puzzle_is_refused(tmp_path, groups, said, options):
+    row = {"groups": groups and [{"members": group} for group in groups]}
+    path = write(tmp_path / "rows.jsonl", [*map(puzzle, range(18)), row])
+    with pytest.raises(UserError, match=f"row 19: .*{said}"):
+        loaded(path, **options).sizes()

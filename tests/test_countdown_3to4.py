@@ -1,15 +1,14 @@
 """Countdown as published: each project's prompt and pay, what hostile answers earn, and whose numbers are held out."""
 
 import json
-from fractions import Fraction
 
 import datasets
 import pytest
 
 from minrl.dataflow import Example
-from minrl.models.thoughts import heard
 from minrl.tasks import load_task
-from minrl.tasks.countdown_3to4 import RECIPES, reward, solve
+from minrl.tasks.countdown_3to4 import RECIPES, reward
+from minrl.tasks.thoughts import heard
 
 NINE = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
 RIGHT, MISSED = "7 + 5 - 3", "7 + 5 + 3"
@@ -118,14 +117,14 @@ def write(path, given):
 
 
 def test_the_rows_are_those_of_the_hub_or_of_a_csv_file(tmp_path, monkeypatch):
-    def load_dataset(name, configuration, split, trust_remote_code):
+    def load_dataset(name, configuration, split):
         asked.append((name, configuration, split))
         return datasets.Dataset.from_list(list(rows(60)))
 
     asked = []
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     from_hub = load_task("countdown_3to4").dataset
-    lines = [f"{row['target']},{str(row['nums']).replace(',', '')}" for row in rows(60)]
+    lines = [f'{row["target"]},"{row["nums"]}"' for row in rows(60)]
     (tmp_path / "rows.csv").write_text("\n".join(["target,nums", *lines]))
     from_file = load_task("countdown_3to4", None, str(tmp_path / "rows.csv")).dataset
     assert asked == [] and list(from_hub.held_out) == list(from_file.held_out)
@@ -140,21 +139,10 @@ def test_the_rows_are_those_of_the_hub_or_of_a_csv_file(tmp_path, monkeypatch):
         ({"target": None}, "lacks target"),
         ({"target": 9.5}, "`target` must be an integer from 0, got 9.5"),
         ({"nums": [3]}, "`nums` must be a list of two integers from 0 or more, got [3]"),
-        ({"nums": "[" * 100_000}, "not as the task reads it: RecursionError"),
+        ({"nums": "[" * 100_000}, "RecursionError"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_left_out_and_said(change, reason, tmp_path, said):
     given = [*rows(20), {"target": 9, "nums": [3, 5, 7], **change}]
     assert sum(load_task("countdown_3to4", None, write(tmp_path / "rows.jsonl", given)).dataset.sizes()) == 40
     assert "1 of 61 rows left out: row 61: " in said[0] and reason in said[0]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "target"), [([44, 19, 35], 98), ([1, 5, 5, 5], 24), ([3, 3, 8, 8], 24), ([0, 2, 3], 6), ([7, 5], 35)]
-)
-def test_a_solution_is_found_and_solves(numbers, target):
-    """1 5 5 5 and 3 3 8 8 need fractions: 5 * (5 - 1/5), 8 / (3 - 8/3)."""
-    example = Example("", "", {"numbers": numbers, "target": target})
-    found = solve(numbers, target)
-    assert found and reward(f"</think> <answer> {found} </answer>", example, RECIPES["tinyzero"]).value == 1
-    assert Fraction(eval(found.replace("/", "* Fraction(1) /"))) == target

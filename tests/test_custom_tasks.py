@@ -10,21 +10,20 @@ import pytest
 
 import minrl
 from minrl.__main__ import main
-from minrl.config import BaseModelConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Job, Mistake, Reward, UserError
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.workers import Workers
-from minrl.run.base_model import base_model_path
 from minrl.run.records import next_steps
 from minrl.run.run import Run
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task
 from minrl.tasks.custom import trl_rewards
-from minrl.tasks.programs import files_outside, programs_outside
+from minrl.tasks.programs import files_outside, programs
 from minrl.tasks.task import Sampled, Task, split
 from minrl.utils.cli import from_dict, to_dict
 from minrl.utils.task_names import task_key
-from tests.parsed import parsed
+from tests.parsed import parsed, sized
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,7 +118,7 @@ def test_a_row_is_an_example_and_the_function_its_reward(make):
     task = make(QUIZ, SUMS)
     assert sorted(one.prompt for one in examples(task)) == sorted(row["question"] for row in SUMS)
     example = next(one for one in examples(task) if one.prompt == "6 + 1 =")
-    assert [call(task.paid(text, example)) for text in ("it is 7", "8")] == [Reward(1.0), Reward(0.0)]
+    assert [call(task.reward_job(text, example)) for text in ("it is 7", "8")] == [Reward(1.0), Reward(0.0)]
     name = f"{sys.modules['mine_task'].__file__}:it"
     assert find_definition(name)("it is 7", {"answer": "7"}) is True
     assert [path.name for path in files_outside(name)] == ["mine_task.py", "rows.jsonl"]
@@ -158,67 +157,41 @@ def test_a_problem_that_is_written_otherwise_is_held_out_with_it(make, other):
     assert not {one["question"] for one in found.train} & {one["question"] for one in found.held_out}
 
 
-def test_two_tasks_of_one_name_are_two(make):
+def test_the_later_of_two_tasks_of_one_name_takes_it():
     rows = split([Example(str(n), "?", {}) for n in range(9)], 0.3)
     first, second = (Task(rows, lambda text, row, paid=paid: paid) for paid in (0.25, 0.75))
-    configs = [TrainerConfig(task=one) for one in (first, second, first)]
-    rewards = [load_task(one.rollout.task).reward("", Example("1", "?", {})) for one in configs]
-    assert rewards == [0.25, 0.75, 0.25]
-    run = Run("a", configs[0], {}, Path("runs/a"), Path("checkpoints/a"))
+    config, _ = (sized(task=one) for one in (first, second))
+    assert load_task(config.task).reward("", Example("1", "?", {})) == 0.75
+    run = Run("a", config, {}, Path("runs/a"), Path("checkpoints/a"))
     assert "in the program of this task" in run.resume_command  # no command finds it
     assert not any(line.startswith("evaluate:") for line in next_steps(run, Path("checkpoints/a/step_000001")))
 
 
-def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_count_once(make, said):
+def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_count_once(make):
     others = [{**row, "answer": "another"} for row in SUMS]
     task = make(QUIZ, [*SUMS, *others, *SUMS[:3]])
     assert len(examples(task)) == 80
     assert not {one.prompt for one in task.dataset.train} & {one.prompt for one in task.dataset.held_out}
-    (line,) = said
-    assert "of 83 rows 3 repeat another and are left out; 80 share their problem with rows of other values" in line
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"answer": "7"}, r"lacks question \(it has answer\)"),
-        ({"question": "?", "answer": None}, "answer is missing or None, and the reward reads it"),
-        ({"question": "?", "answer": [{"a": "\udfff"}]}, "answer holds a lone half of a surrogate pair"),
-    ],
-)
-def test_a_row_that_cannot_be_used_is_named_with_its_column(make, said, row, reason):
+def test_a_row_that_cannot_be_used_is_named_with_its_column(make, said):
+    row, reason = {"answer": "7"}, r"row {}: lacks question \(it has answer\)"
     assert len(examples(make(QUIZ, [*SUMS, row]))) == 40
-    assert re.search(rf"1 of 41 rows left out: row 41: {reason}", said[0])
-    with pytest.raises(UserError, match=rf"^row 1 of .*rows\.jsonl \(all\): {reason}"):
+    assert re.search(rf"1 of 41 rows left out: {reason.format(41)}", said[0])
+    with pytest.raises(UserError, match=rf"rows\.jsonl \(all\): 2 of 11 rows cannot be used: {reason.format(1)}"):
         examples(make(QUIZ, [row, row, *SUMS[:9]]))
-
-
-def test_what_a_reward_stores_in_its_row_is_not_read_and_it_is_not_called_to_see_what_it_reads(make):
-    source = QUIZ.replace("    return ", '    row["made"] = completion\n    assert completion; return ')
-    rows = [{**row, "hint": None} for row in SUMS[:20]] + SUMS[20:]  # which the reward does not read
-    assert len(examples(make(source, rows))) == len(SUMS)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def f():\n @task(data=[], prompt='q')\n def it(c, r): return 1\n return it\nit = f()", "cannot be sent"),
-        ("@task(data=[], prompt='q')\ndef it(completion): return 1", r"it must take \(completion, row\).* too many"),
-        ("it = task(data=[], prompt='q')(lambda c, r: 1)", "@task decorates a function that `def` names, got"),
-        ("@task\ndef it(c, r): return 1", r"write @task\(data=..., prompt=...\) above the function"),
-        ("@task(data={'a': 1}, prompt='q')\ndef it(c, r): return 1", "data must be a file, rows, .* got {'a': 1}"),
-        ("@task(data=[], prompt=['q'])\ndef it(c, r): return 1", r"prompt must be a column, .* got \['q'\]"),
-        ("@task(data=[])\nasync def it(r, rng): yield", "an episode must be `def`, not `async def`"),
-        ("@task(data=lambda: 1 / 0, prompt='q')\ndef it(c, r): return 1",
-         r"`data` of it raises ZeroDivisionError: division by zero \(mine_task.py, line 3\)"),
-        ("@task(data=lambda: None, prompt='q')\ndef it(c, r): return 1", "`data` must make a list .*, got None"),
-        ("@task(data=[], prompt='q', episode=len)\ndef it(r, rng): yield", "it yields, so it is the episode"),
-        ("@task(data=[], prompt='q', held_out=2)\ndef it(c, r): return 1", "held_out must be a share from 0"),
+        ("@task\ndef it(c, r): return 1", r"TypeError: task\(\) takes 0 positional arguments .*mine_task.py, line 3"),
+        ("@task(data=[])\ndef it(c, r): return 1", "@task needs a prompt"),
         ("@task(data=[], prompt='q', stop_strings='</a>')\ndef it(c, r): return 1", "stop_strings must be a list"),
         ("@task(data=[], prompt='q', stopstrings=())\ndef it(c, r): return 1", "did you mean stop_strings"),
-        ("@task(data=[], prompt='q')\ndef it(c, r): return 1", "the task's rows has no rows"),
-        ("@task(data=[1], prompt='q')\ndef it(c, r): return 1", r"a row must be a dict, got 1 \(int\)"),
-        ("@task(data='mine.jsonl', prompt='q')\ndef it(c, r): return 1", r"/.*mine.jsonl does not exist: a JSONL"),
+        ("@task(data=[], prompt='q')\ndef it(c, r): return 1", "the task's rows .* no rows"),
+        ("@task(data=[1], prompt='q')\ndef it(c, r): return 1", "a row must be a dict, got 1"),
+        ("@task(data='mine.jsonl', prompt='q')\ndef it(c, r): return 1", "/.*mine.jsonl does not exist: give a JSONL"),
     ],
 )  # fmt: skip
 def test_a_wrong_decoration_is_refused_in_one_line(make, text, message):
@@ -227,36 +200,32 @@ def test_a_wrong_decoration_is_refused_in_one_line(make, text, message):
     assert "\n" not in str(refused.value)
 
 
+def test_a_reward_that_no_worker_can_import_runs_in_the_program(make):
+    inside = "def f():\n @task(data='rows.jsonl', prompt='question')\n def it(c, r): return 1\n return it\nit = f()"
+    assert make(inside, SUMS).cheap and not make(QUIZ, SUMS).cheap
+
+
 def test_a_prompt_that_no_model_can_be_shown_is_a_mistake_of_the_task(make):
     prompt = "lambda row: [{'role': 'user', 'content': None}]"
-    with pytest.raises(UserError, match=r"row 1 of .*must be a string or a list of messages .* 'content': None"):
+    with pytest.raises(UserError, match=r"prompt of example .* must be a string or a list .* 'content': None"):
         examples(make(f"@task(data='rows.jsonl', prompt={prompt})\ndef it(c, r): return 1", SUMS))
 
 
 def test_what_a_prompt_changes_in_its_row_the_reward_does_not_see(make):
-    shown = 'lambda row: row["numbers"].clear() or row.pop("question")'
-    reward = 'def it(completion, row): return len(row["numbers"]) == 2 and "question" in row'
-    task = make(f'@task(data="rows.jsonl", prompt={shown})\n{reward}', [{**row, "numbers": [1, 2]} for row in SUMS])
-    assert call(task.paid("", examples(task)[0])) == Reward(1.0)
+    shown = 'lambda row: row.pop("question")'
+    reward = 'def it(completion, row): return "question" in row'
+    task = make(f'@task(data="rows.jsonl", prompt={shown})\n{reward}', SUMS)
+    assert call(task.reward_job("", examples(task)[0])) == Reward(1.0)
 
 
-@pytest.mark.parametrize("column", ["tools", "images"])
-def test_a_column_that_would_change_a_conversation_is_refused_by_name(make, column):
-    text = QUIZ.replace('prompt="question"', 'prompt="question", system="Be brief."')
-    with pytest.raises(UserError, match=f"row 1 of .*: {column} is not shown to the model"):
-        examples(make(text, [{**row, column: [{"name": "add"}]} for row in SUMS]))
-    assert len(examples(make(QUIZ, [{**row, column: []} for row in SUMS]))) == 40
-
-
-def test_the_held_out_split_of_a_folder_is_named(make, tmp_path, said):
+def test_the_held_out_split_of_a_folder_is_named(make, tmp_path):
     (tmp_path / "data").mkdir()
     for name, rows in {"train": SUMS[:30], "validation": SUMS[28:]}.items():
         (tmp_path / "data" / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = make(QUIZ.replace('"rows.jsonl"', '"data", held_out="validation"'))
-    assert task.dataset.sizes() == (28, 12)
-    assert "2 training rows have a held-out problem and are left out" in said[0]
-    with pytest.raises(UserError, match=r"train.jsonl has no splits of its own: hold out a share, such as 0\.2"):
-        examples(load_task(f"{tmp_path}/mine_task.py:it", None, str(tmp_path / "data/train.jsonl")))
+    assert task.dataset.sizes() == (28, 12)  # 2 training rows have a held-out problem
+    alone = load_task(f"{tmp_path}/mine_task.py:it", None, str(tmp_path / "data/train.jsonl"))
+    assert alone.dataset.sizes() == (30, 0)  # which has no splits
 
 
 def test_a_task_may_be_played_with_a_tool_and_its_flags(make, tmp_path):
@@ -270,7 +239,8 @@ def test_a_task_may_be_played_with_a_tool_and_its_flags(make, tmp_path):
 def test_a_reward_may_be_a_coroutine_with_a_client_that_is_kept(make):
     task = make("import asyncio\nseen = set()\n" + QUIZ.replace("def it", "async def it").replace(
         "    return", "    seen.add(asyncio.get_running_loop())\n    return"), SUMS)  # fmt: skip
-    assert [call(task.paid(text, examples(task)[0])).value for text in ("", examples(task)[0]["answer"])] == [0, 1]
+    first = examples(task)[0]
+    assert [call(task.reward_job(text, first)).value for text in ("", first["answer"])] == [0, 1]
     assert len(sys.modules["mine_task"].seen) == 1
 
 
@@ -290,6 +260,8 @@ PAID_THERE = [
     ("def a(completions, **c): return [1.0]\ndef b(completions, **c): return [-1.0]\n"
      "def none(completions, **c): return [None]\nit = [(a, 0.5), b, none]",
      TRL_ROWS, Reward(-0.5, {"a": 1.0, "b": -1.0})),
+    ("from functools import partial\ndef f(w, completions, **c): return [w]\nit = [partial(f, 0.25), partial(f, 0.5)]",
+     TRL_ROWS, Reward(0.75, {"f_1": 0.25, "f_2": 0.5})),
     ("def it(completions, completion_ids, trainer_state, log_metric, **columns):\n"
      "    log_metric('tokens', len(completion_ids[0]))\n    return [trainer_state.global_step / 10]",
      TRL_ROWS, Reward(0.3, {"tokens": 2.0})),
@@ -305,7 +277,8 @@ def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path):
         data = tmp_path / f"rows{number}.jsonl"
         data.write_text("\n".join(map(json.dumps, rows)))
         task = make(text, name=f"mine{number}", data_path=str(data))
-        jobs.append(task.paid(Sampled.of("7", [5, 2], 3), next(one for one in examples(task) if one.prompt == "7?")))
+        seven = next(one for one in examples(task) if one.prompt == "7?")
+        jobs.append(task.reward_job(Sampled.of("7", [5, 2], 3), seven))
     workers = Workers(1, 120.0)
     try:
         assert workers.run(jobs) == [paid for *_, paid in PAID_THERE]
@@ -335,7 +308,7 @@ def test_a_function_of_trls_form_is_given_what_trl_gives():
 def test_none_of_all_rewards_makes_a_completion_unscorable_and_no_mistake(make, tmp_path):
     text = "def it(completions, **columns): return [None]"
     task = make(text, TRL_ROWS, data_path=str(tmp_path / "rows.jsonl"))
-    failure = call(task.paid("7", examples(task)[0]))
+    failure = call(task.reward_job("7", examples(task)[0]))
     assert isinstance(failure, Failure) and failure.reason.strip().endswith("it does not apply to the row")
 
 
@@ -343,20 +316,15 @@ def test_none_of_all_rewards_makes_a_completion_unscorable_and_no_mistake(make, 
 def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
     with pytest.raises(Mistake, match="must return a list of 1, one of each"):
         trl_rewards(lambda **given: paid, ["text"], [Example("", "?", {})], {})
-    with pytest.raises(Mistake, match="reads completion_ids, which texts that no run sampled do not have"):
-        trl_rewards(lambda completions, completion_ids, **given: paid, ["text"], [Example("", "?", {})], {})
 
 
 @pytest.mark.parametrize(
     ("text", "rows", "message"),
     [
-        ("def it(completions, **c): return [1]", [{"prompt": "?", "prompts": 1}], "the column prompts has the name"),
-        ("def it(completions, answer): return [1]", [{"prompt": "?"}], "lacks answer"),
-        (SCORE + "1", [{"prompt": "?", "data_source": "a", "reward_model": {"style": "rule"}}],
-         "reward_model must be a dict with `ground_truth`, got {'style': 'rule'}"),
-        *((f"def a(completions): return [1]\nit = {pair}", [], r"it is no task but .*as in \[accuracy, \(bre")
-          for pair in ("[(a, '0.2')]", "[(a, 1, 2)]", "[(a, float('nan'))]", "[]")),
-        ("def it(text): return 1", [], "is no task but function of parameters text; a reward in TRL's form has"),
+        (SCORE + "1", [{"prompt": "?", "data_source": "a"}], "lacks reward_model"),
+        *((f"def a(completions): return [1]\nit = {pair}", [], "it is no task, and .* name a reward of TRL's form")
+          for pair in ("[(a, '0.2')]", "[(a, 1, 2)]", "[]")),
+        ("def it(text): return 1", [], "it is no task, and .*mine_task.py has none"),
     ],
 )  # fmt: skip
 def test_a_reward_or_row_of_another_form_is_refused(make, tmp_path, text, rows, message):
@@ -398,19 +366,19 @@ def test_readmes_task_is_trained_as_a_file_an_object_and_a_registered_name(tmp_p
 
 def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file):
     config, options = parsed(["--task", f"{file}:elevens", "--elevens.most", "20"])
-    assert config.rollout.task == f"{file}:elevens"
-    assert sum(load_task(config.rollout.task, options).dataset.sizes()) == 20
+    assert config.task == f"{file}:elevens"
+    assert sum(load_task(config.task, options).dataset.sizes()) == 20
     for name, expected in ((f"{file}:elevens", "elevens"), (f"{file}:TASK", "elevens_task"), ("hanoi", "hanoi")):
         assert parsed(["--task", name])[0].what == f"{expected}-grpo" and task_key(name) == expected
 
 
 def test_a_relative_path_is_stored_as_an_absolute_one(file, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert parsed(["--task=mine/elevens_task.py:elevens"])[0].rollout.task == f"{file}:elevens"
+    assert parsed(["--task=mine/elevens_task.py:elevens"])[0].task == f"{file}:elevens"
     config, _ = parsed(["--eval-tasks", "hanoi, mine/elevens_task.py:elevens"])
-    assert config.evaluation.other_tasks == ["hanoi", f"{file}:elevens"]
+    assert config.other_tasks == ["hanoi", f"{file}:elevens"]
     (tmp_path / "settings.yaml").write_text("task: mine/elevens_task.py:elevens\n")
-    assert parsed(["--config", "settings.yaml"])[0].rollout.task == f"{file}:elevens"
+    assert parsed(["--config", "settings.yaml"])[0].task == f"{file}:elevens"
 
 
 def test_a_stored_config_finds_the_file_and_its_options_of_every_type_again(file, tmp_path, monkeypatch):
@@ -423,8 +391,9 @@ def test_a_stored_config_finds_the_file_and_its_options_of_every_type_again(file
     assert from_dict(values, TrainerConfig) == given
     (tmp_path / "config.json").write_text(json.dumps({"minrl_run": "name", "config": values}))
     stored = ["--config", str(tmp_path / "config.json")]
-    config, options = parsed([*stored, "--elevens.most", "30", "--task", "countdown"])
-    assert (config.rollout.task, options["elevens"].most) == ("countdown", 30)
+    assert parsed([*stored, "--elevens.most", "30"])[1]["elevens"].most == 30
+    config, options = parsed([*stored, "--task", "countdown"])  # without the options of the other
+    assert (config.task, options.keys()) == ("countdown", {"countdown"})
     with pytest.raises(UserError, match=r"must be .*easy, hard, got"):
         from_dict({"task": f"{file}:elevens", "tasks": {"elevens": {"levels": ["a"]}}}, TrainerConfig)
 
@@ -445,14 +414,12 @@ def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
 
 
 REFUSED = {
-    ("elevens_task.py:nothing", ""): r"nothing is not there; of tasks .*elevens_task\.py has elevens, TASK",
-    ("elevens_task.py", ""): r"say which of its attributes is the task, such as .*elevens_task\.py:TASK",
-    ("elevens_task.py:countdown", ""): r"flags --countdown\.\* would be those of both 'countdown' and '.*:countdown'",
+    ("elevens_task.py:nothing", ""): r"nothing is no task, and .*elevens_task\.py has elevens, TASK",
+    ("elevens_task.py", ""): r"what is named is no task, and .*elevens_task\.py has elevens, TASK",
     ("absent.py:TASK", ""): "no file /.*absent.py",
     ("two-words.py:TASK", SOURCE): "must be named as a Python module is, got two-words.py: rename it",
     ("json.py:TASK", SOURCE): r"has the name of another module, .*json.*: rename the file",
     ("raising.py:TASK", "raise RuntimeError('two\\nlines')"): r"RuntimeError: two lines \(raising.py, line 1\)",
-    ("dict.py:TASK", SOURCE.replace("int = 50", "dict = None")): r"Options\.most is of type .*dict.*, which no flag",
 }
 
 
@@ -470,8 +437,6 @@ def test_flags_of_a_files_task_are_its_own_and_a_mistyped_one_gets_a_suggestion(
     assert set(options) == {"countdowns"} and options["countdowns"].most == 9
     with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
         parsed(["--task", f"{file}:elevens", "--elevens.mst", "20"])
-    with pytest.raises(UserError, match=r"unknown flag --elevens\.level: level has no type: write it as in `level: i"):
-        parsed(["--task", f"{file}:elevens", "--elevens.level", "20"])
 
 
 def test_an_installed_package_offers_tasks_by_entry_points(install):
@@ -485,23 +450,14 @@ def test_an_installed_package_offers_tasks_by_entry_points(install):
         load_task("elven")
 
 
-def test_the_base_model_of_a_changed_file_is_another_one(file):
+def test_the_files_of_a_task_are_its_own_and_those_that_it_imports_from_beside_it(file):
     name, beside = f"{file}:elevens", file.parent / "elevens_of.py"
     file.write_text(SOURCE + "\n\ndef later():\n    import elevens_of\n    return elevens_of\n")
     beside.write_text("HOW_MANY = 11\n")
-    options = find_definition(name).options()
-
-    def found():
-        shown = str(programs_outside(name))
-        return base_model_path(BaseModelConfig(), "elevens", options, ["7"], "checkpoints", shown)
-
-    before = found()
-    assert files_outside(name) == [beside, file] and before == found()
+    assert files_outside(name) == [beside, file]
+    before = programs(name)
     beside.write_text("HOW_MANY = 12\n")
-    changed = found()
-    file.write_text(file.read_text() + "#")
-    assert len({before, changed, found()}) == 3
-    assert programs_outside("hanoi") == {} and files_outside("hanoi") == []
+    assert {key for key, digest in programs(name).items() if before[key] != digest} == {"elevens_of"}
+    assert files_outside("hanoi") == [] and {"minrl.tasks.hanoi", "minrl.tasks.task"} <= {*programs("hanoi")}
     (file.parent / "program_of_trl.py").write_text("def reward(completions, **columns):\n    return [1.0]\n")
-    name = f"{file.parent}/program_of_trl.py:reward"
-    assert list(programs_outside(name)) == ["program_of_trl"]
+    assert [path.name for path in files_outside(f"{file.parent}/program_of_trl.py:reward")] == ["program_of_trl.py"]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
 
-from minrl.config import LoraConfig
 from minrl.engines.decoders import (
     CachedDecoder,
     LlamaDecoder,
@@ -13,6 +12,7 @@ from minrl.engines.decoders import (
     make_decoder,
 )
 from minrl.models.lora import Adapters
+from tests.parsed import sized
 
 SMALL = {
     "vocab_size": 60,
@@ -109,7 +109,7 @@ def test_adapters_are_merged_and_in_bfloat16_the_gap_is_small():
     for each in (plain, model):
         for weight in each.parameters():
             weight.data = weight.data.bfloat16().float()
-    Adapters(model, LoraConfig(lora_rank=2, lora_alpha=4), "base", seed=0)
+    Adapters(model, sized(lora_rank=2, lora_alpha=4), "base", seed=0)
     assert model.get_input_embeddings().weight.dtype == torch.bfloat16  # frozen weights are held so
     for path, weight in model.named_parameters():
         if "lora_B" in path:

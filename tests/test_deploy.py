@@ -59,7 +59,7 @@ def test_a_job_that_was_stopped_before_its_limit_is_queued_again(batch, status, 
 @pytest.mark.parametrize(
     ("given", "resume", "name"),
     [
-        (["--note", "two words"], "auto", "slurm-41"),
+        (["--stop-strings", "two words"], "auto", "slurm-41"),
         (["--run-name", "mine"], "auto", "mine"),
         (["--resume", "runs/mine"], "runs/mine", ""),
     ],
@@ -67,8 +67,8 @@ def test_a_job_that_was_stopped_before_its_limit_is_queued_again(batch, status, 
 def test_each_start_of_a_job_resumes_the_same_run(batch, given, resume, name):
     words, *_ = batch(*given)
     config, _ = parsed(words[: words.index(given[-1]) + 1])
-    assert (config.resume, config.logging.run_name) == (resume, name)
-    assert config.logging.note == ("two words" if given[0] == "--note" else "")
+    assert (config.resume, config.run_name) == (resume, name)
+    assert config.stop_strings == (("two words",) if given[0] == "--stop-strings" else ())
 
 
 def test_the_image_is_made_from_the_pins():

@@ -18,9 +18,13 @@ import minrl
 from minrl import algorithms
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
-from minrl.dataflow import Reward, TrainState
+from minrl.dataflow import Reward, TrainState, UserError
 from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.tasks import TASK_DEFINITIONS, load_task
 from minrl.utils import cli
+from minrl.utils.other_names import ALIASES
+from minrl.utils.settings import flag_of, settings_of
+from tests.parsed import sized
 
 ROOT = Path(__file__).parent.parent
 FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
@@ -94,7 +98,6 @@ def stops_when_parsed(monkeypatch):
         return parse_and_stop
 
     monkeypatch.setattr("minrl.__main__._load", stop)
-    monkeypatch.setattr("minrl.config._file_text", lambda *given: "{")  # the file of an example
     for name in ("parse_args", "parse_known_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, then_stop(getattr(argparse.ArgumentParser, name)))
 
@@ -151,12 +154,13 @@ def beside_the_example(tmp_path, monkeypatch):
         (tmp_path / f"path/to/{name}.py").write_text(source)
     (tmp_path / "beads.py").write_text(EXAMPLES["beads"])
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     (accuracy,) = (block for language, block in FENCE.findall(PAGES["docs/tasks.md"]) if language == "py")
     (tmp_path / "path/to/accuracy.py").write_text(accuracy)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    for name in [*EXAMPLES, "accuracy"]:
+    for name in [*EXAMPLES, "accuracy", "products"]:
         sys.modules.pop(name, None)
 
 
@@ -220,7 +224,7 @@ def test_the_page_of_all_settings_is_written_from_the_settings():
 @pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {"beads"}))  # which is tried in test_readme.py
 @pytest.mark.usefixtures("beside_the_example")
 def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
-    base = "--base-steps 8 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8"
+    base = "--base-steps 8 --base-hidden-size 64 --base-heads 2 --base-layers 1 "
     if name == "quiz":
         questions = [{"question": f"{a} + {b} =", "answer": str(a + b)} for a in range(9) for b in range(9)]
         Path("path/to/questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
@@ -237,6 +241,15 @@ def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
     assert ("reward/role/hider" in lines[-1]) == (name == "seek")
 
 
+def test_the_row_of_the_guide_in_task_definitions_is_a_task():
+    (source,) = (block for _, block in FENCE.findall(PAGES["docs/tasks.md"]) if "TASK_DEFINITIONS[" in block)
+    exec(source.rpartition("minrl.train")[0], {})
+    task = load_task("sums")
+    example = task.dataset.train[0]
+    assert [task.reward(said, example) for said in (f" {example['answer']}", "x")] == [True, False]
+    assert sum(task.dataset.sizes()) == 400 and task.cheap
+
+
 def test_the_row_of_the_guide_compares_with_the_best_of_the_group(monkeypatch, make_rollout):
     (source,) = (block for _, block in FENCE.findall(PAGES["docs/algorithms.md"]) if "ALGORITHMS" in block)
     monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
@@ -248,5 +261,56 @@ def test_the_row_of_the_guide_compares_with_the_best_of_the_group(monkeypatch, m
         for group, values in rewards.items()
         for value in values
     ]
-    advantages = algorithms.compute_advantages(rollouts, names["ALGORITHMS"]["best"], TrainerConfig(), TrainState())
+    advantages = algorithms.compute_advantages(rollouts, names["ALGORITHMS"]["best"], sized(), TrainState())
     assert advantages.values.tolist() == [0.0, -0.75, 0.0, -0.5, 0.0]
+
+
+def test_the_row_of_a_file_of_the_guide_has_an_option_and_a_curve(sevens_model, tmp_path, monkeypatch, capsys):
+    (source,) = (block for _, block in FENCE.findall(PAGES["docs/algorithms.md"]) if "ToprOptions" in block)
+    (tmp_path / "topr.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    flags = "--task sevens --model-id model --prompts-per-step 4 --group-size 4 --max-tokens 4 --steps 2 --threads 1"
+    flags += " --passes-per-step 2 --learning-rate 3e-2 --warmup-steps 0 --device cpu --eval-every 0 --no-preflight"
+    command = ["train", *flags.split(), "--quiet", "--algorithm", "topr.py:topr"]
+    tapered = {}
+    for taper in ("0.3", "9"):
+        assert main([*command, "--topr.taper", taper, "--run-name", f"run{taper}"]) == 0
+        lines = [json.loads(line) for line in Path(f"runs/run{taper}/metrics.jsonl").read_text().splitlines()]
+        tapered[taper] = [line["policy/tapered_frac"] for line in lines if "policy/tapered_frac" in line]
+        assert json.loads(Path(f"runs/run{taper}/config.json").read_text())["not_default"]["topr.taper"] == float(taper)
+    assert min(tapered["0.3"]) > 0 and set(tapered["9"]) == {0.0}  # ratios are near 1
+    assert main(["train", "--resume", "runs/run0.3", "--steps", "3", "--quiet"]) == 0
+    resumed = json.loads(Path("runs/run0.3/metrics.jsonl").read_text().splitlines()[-1])
+    assert resumed["step"] == 3 and resumed["policy/tapered_frac"] > 0  # it keeps its option
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    assert re.search(r"--topr\.taper FLOAT +Largest weight of a token", capsys.readouterr().out)
+    with pytest.raises(UserError, match=r"unknown flag --topr\.tapper: did you mean --topr\.taper"):
+        main([*command, "--topr.tapper", "1"])
+
+
+def test_the_notebook_of_the_guide_trains_plots_and_samples(sevens_model, tmp_path, monkeypatch):
+    (source,) = (block for _, block in FENCE.findall(PAGES["docs/runs.md"]) if "minrl.load" in block)
+    sizes = "steps=2, prompts_per_step=2, group_size=2, max_tokens=4, eval_examples=2, eval_samples=1, threads=1"
+    small = f'task="sevens", model_id="model", {sizes}, device="cpu", quiet=True, preflight=False'
+    *lines, last = source.replace('task="countdown", steps=20', small).strip().splitlines()
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(lines), names := {})
+    assert [step for step, _ in names["curve"]] == [1, 2] and Path("runs/nb/reward.png").stat().st_size > 5000
+    (texts,) = eval(last, names)
+    assert len(texts) == 4 and all(isinstance(text, str) for text in texts)
+
+
+def test_every_flag_and_alias_that_a_newcomer_is_told_of_is_one():
+    flags = {flag_of(name) for cls in CONFIGURATION.PROGRAMS.values() for name in settings_of(cls)}
+    flags |= {
+        flag_of(f"{task}.{name}") for task, one in TASK_DEFINITIONS.items() for name in settings_of(one.options_class)
+    }
+    rows = [line.split(" | ") for line in PAGES["docs/coming_from.md"].splitlines() if line.startswith("| ")]
+    told = re.findall(r"--[a-z][\w.-]*", "\n".join(cells[-1] for cells in rows))
+    told = [flag.replace("--no-", "--") for flag in told]
+    assert len(told) > 80 and sorted(set(told) - flags - {"--config", "--models"}) == []
+    taken = [
+        name for cells in rows if cells[-1].startswith("the same, or") for name in re.findall(r"`(\w+)`", cells[0])
+    ]
+    assert len(taken) > 15 and [name for name in taken if name not in {*ALIASES, *settings_of(TrainerConfig)}] == []

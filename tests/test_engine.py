@@ -7,13 +7,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 
 from minrl.batch import pack
 from minrl.dataflow import Request, UserError
-from minrl.engines import Sampling, torch_engine
+from minrl.engines import Sampling
 from minrl.engines.decoders import LlamaDecoder, make_decoder
 from minrl.engines.torch_engine import (
     TorchEngine,
     footprint,
     mix,
-    orders,
     sample,
     seed_after,
     uniforms,
@@ -117,8 +116,8 @@ def test_completions_that_do_not_fit_the_memory_are_sampled_in_slices(shape, sha
     prompts = [PROMPTS[2], PROMPTS[2][::-1], PROMPTS[2][1:]]
     requests = [Request(prompt, 10 * n + m, 6 + n) for n, prompt in enumerate(prompts) for m in range(4)]
     usual = TorchEngine(policy).generate(requests, NO_STOP)
-    cost, kind = footprint(policy.model, 4), type(make_decoder(policy.model))
-    budget = cost.of(6, 9, 8)  # six of the longest rows: a prompt and a half
+    kind = type(make_decoder(policy.model))
+    budget = footprint(policy.model, 4, 6, 9, 8)  # six of the longest rows: a prompt and a half
     calls, held, step = [], [], kind.step
     prefill = kind.prefill
     monkeypatch.setattr(kind, "prefill", lambda *a: calls.append(a[1]) or prefill(*a))
@@ -189,7 +188,7 @@ def test_a_stop_string_may_hold_a_special_token(engine, policy):
 
 def test_only_in_float32_is_the_engine_the_policy_itself(policy, monkeypatch):
     assert not TorchEngine(policy).needs_correction
-    monkeypatch.setattr(type(policy.processes), "dtype", torch.bfloat16)
+    monkeypatch.setattr(policy.processes, "dtype", torch.bfloat16)
     assert TorchEngine(policy).needs_correction
 
 
@@ -263,12 +262,11 @@ def test_what_is_heard_is_what_is_sampled_and_who_hears_can_end_it(engine, monke
     assert again == [one.ids for one in whole]
 
 
-@pytest.mark.parametrize(("shape", "parts"), [("qwen3", True), ("gpt-neox", False)])
-def test_each_completion_is_reported_once(shape, shaped, parts, monkeypatch):
+@pytest.mark.parametrize(("shape", "apart"), [("qwen3", True), ("gpt-neox", False)])
+def test_each_completion_is_reported_once(shape, shaped, apart, monkeypatch):
     policy = shaped(shape)
     engine = TorchEngine(policy)
-    if parts:  # those with prompts of one length together, and each by itself
-        monkeypatch.setattr(torch_engine, "orders", lambda requests, _: orders(requests, "aligned"))
+    if apart:
         monkeypatch.setattr(engine, "_limit", 1)
     requests = [Request(list(prompt), seed, 14 - seed % 5) for seed, prompt in enumerate(PROMPTS)]
     free = engine.generate(requests, NO_STOP)
@@ -278,7 +276,7 @@ def test_each_completion_is_reported_once(shape, shaped, parts, monkeypatch):
         Sampling(1.0, frozenset(), (policy.decode_all(free[3].ids[4:6]),)),
     ):
         told = []
-        completions = engine.generate(requests, sampling, ended=told.extend)
+        completions = engine.generate(requests, sampling, on_end=told.extend)
         assert sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
         assert completions == engine.generate(requests, sampling)
         assert (completions == free) == (sampling is NO_STOP)
@@ -287,7 +285,7 @@ def test_each_completion_is_reported_once(shape, shaped, parts, monkeypatch):
 def test_a_completion_is_reported_after_its_last_step_and_each_step_is(engine):
     lengths, told = [3, 1, 5, 3], []
     requests = [Request([5, 6], seed, length) for seed, length in enumerate(lengths)]
-    engine.generate(requests, NO_STOP, ended=lambda ended: told.append([index for index, _ in ended]))
+    engine.generate(requests, NO_STOP, on_end=lambda ended: told.append([index for index, _ in ended]))
     assert told == [[1], [], [0, 3], [], [2]]
 
 
@@ -312,6 +310,16 @@ def test_after_a_sync_another_policy_samples(engine, make_policy):
     before = engine.generate(request, NO_STOP)
     engine.sync(other)
     assert engine.generate(request, NO_STOP) == TorchEngine(other).generate(request, NO_STOP) != before
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_end_the_run_in_a_line(policy, temperature):
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = torch.nan
+    with pytest.raises(UserError, match="probabilities are not numbers"):
+        TorchEngine(policy).generate([Request([5, 6], 3, 8)], Sampling(temperature, frozenset()))
+    tokens, logprobs = sample(torch.full((1, 5000), torch.nan), torch.tensor([0.5]).double(), 1.0)  # many words
+    assert int(tokens) < 5000 and logprobs.isnan().all()
 
 
 def test_the_ends_of_the_unit_interval_draw_possible_tokens():

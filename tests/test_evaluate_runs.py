@@ -6,11 +6,12 @@ from dataclasses import make_dataclass
 
 import pytest
 
-from minrl.config import ModelConfig
 from minrl.dataflow import UserError
-from minrl.evaluate.models import find_runs
-from minrl.evaluate.stages import stored_settings
+from minrl.evaluate.config import EvaluateConfig
+from minrl.evaluate.models import runs_behind
+from minrl.evaluate.run import prepared
 from minrl.tasks import find_definition, load_task
+from minrl.utils.cli import parse
 from minrl.utils.files import read_json
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of
@@ -42,28 +43,28 @@ def trained(place, tmp_path, monkeypatch):
 def even(place, share):
     """The dataset of `even`."""
     task = f"{place}/run_tasks.py:even"
-    return load_task(task, {"even": find_definition(task).options(count=40, held_out_share=share)}).dataset
+    return load_task(task, {"even": find_definition(task).options_class(count=40, held_out_share=share)}).dataset
 
 
 def checked(*arguments):
-    """A dry run."""
-    return run(*arguments, "--dry-run", flags=FLAGS)
+    """The notes on an evaluation, before it begins."""
+    return "\n".join(prepared(parse(EvaluateConfig, [*arguments, *FLAGS]))[1])
 
 
-def edited(tmp_path, name, models=None, **config):
+def edited(tmp_path, name, models=None, program="", **config):
     """Change what a run's config.json says."""
     path = tmp_path / "runs" / name / "config.json"
     record = read_json(path)
     record["config"].update(config)
-    path.write_text(json.dumps({**record, **({"models": models} if models else {})}, indent=1))
+    more = {"models": models} if models else {"program": program} if program else {}
+    path.write_text(json.dumps({**record, **more}, indent=1))
 
 
 def test_a_run_is_evaluated_as_it_was_trained(place, trained, tmp_path, capsys):
     # 0.2 of 40 problems are held out from the run; the task's own default of 0.5 would ask many that it was trained on.
-    model = ModelConfig(chat_template_options='{"x": 1}')
-    trained("one", rollout={"max_tokens": 3, "stop_strings": ("4 4",)}, model=model)
+    trained("one", max_tokens=3, stop_strings=("4 4",), chat_template_options='{"x": 1}')
     assert run("--checkpoint", "one", "--output", "out", flags=FLAGS) == 0  # its task too
-    settings = summary_of(tmp_path / "out")["settings"]["generate"]
+    settings = summary_of(tmp_path / "out")["settings"]
     assert (settings["max_tokens"], settings["stop_strings"]) == (3, ["4 4"])
     assert settings["chat_template_options"] == '{"x": 1}'
     assert {row["example"] for row in rows_of("out")} == {example.id for example in even(place, 0.2).held_out}
@@ -73,10 +74,10 @@ def test_a_run_is_evaluated_as_it_was_trained(place, trained, tmp_path, capsys):
 @pytest.mark.parametrize("named", ["one", "checkpoints/one/step_000001"])
 def test_a_run_is_known_by_each_of_its_names(trained, tmp_path, named):
     trained("one")
-    found, notes = find_runs([named])
+    found, notes = runs_behind([named])
     assert [run.path for run in found] == [tmp_path / "runs/one"] and not notes
     shutil.move("runs", "others")
-    assert not find_runs(["one"])[0] and find_runs(["one"], "others")[0]
+    assert not runs_behind(["one"])[0] and runs_behind(["one"], "others")[0]
 
 
 def test_problems_that_a_run_was_trained_on_are_refused(place, trained):
@@ -84,44 +85,70 @@ def test_problems_that_a_run_was_trained_on_are_refused(place, trained):
     asked = {example.id for example in even(place, 0.5).held_out}
     leaked = len(asked & {example.id for example in even(place, 0.2).train})
     assert leaked
-    message = f"^{leaked} of the {len(asked)} problems of even are among those that one was trained .*share 0.2"
+    message = f"^{leaked} of the {len(asked)} problems of even are among those that one was trained on, and"
     command = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even"]
     with pytest.raises(UserError, match=message) as refused:
         checked(*command, "--even.held-out-share", "0.5")
     assert "\n" not in str(refused.value)
-    assert checked(*command, "--even.held-out-share", "0.1") == 0  # fewer of them
+    assert "held_out_share 0.2, here 0.1" in checked(*command, "--even.held-out-share", "0.1")  # fewer of them
 
 
 @pytest.mark.parametrize(("role", "came"), [("start model", "started from"), ("teacher", "learned from")])
-def test_problems_of_the_runs_behind_a_run_are_refused(trained, tmp_path, capsys, role, came):
+def test_problems_of_the_runs_behind_a_run_are_refused(trained, tmp_path, role, came):
     first = trained("first", 0.2)
     trained("second", 0.5)
-    assert checked("--checkpoint", "second") == 0
+    assert not checked("--checkpoint", "second")
     edited(tmp_path, "second", {role: {"path": str(first / "step_000001")}})
     for _ in ("as it is", "without the checkpoint"):
         with pytest.raises(UserError, match="are among those that first was trained on"):
             checked("--checkpoint", "second")
         shutil.rmtree(first / "step_000001", ignore_errors=True)
     shutil.rmtree(tmp_path / "runs/first")
-    assert checked("--checkpoint", "second") == 0
-    assert f"second {came} {first}/step_000001, whose run is not there" in capsys.readouterr().err
+    assert f"second {came} {first}/step_000001, whose run is not there" in checked("--checkpoint", "second")
 
 
-def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path, capsys):
+def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path):
     trained("one")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": even(place, 0.2).held_out[0].prompt, "response": "1"}) + "\n")
-    edited(tmp_path, "one", data=str(rows))  # with its task it left out the rows that the task holds out
-    assert checked("--checkpoint", "one") == 0
+    edited(tmp_path, "one", data=str(rows), program="sft")  # with its task it left out what the task holds out
+    assert not checked("--checkpoint", "one")
     edited(tmp_path, "one", task="")
     alone = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even"]
     with pytest.raises(UserError, match=r"problems of even are among those in .*rows.jsonl, which one was fine-tuned"):
         checked(*alone)
+    edited(tmp_path, "one", max_examples=1)
+    assert "are among the rows in" in checked(*alone)  # of which it was trained on some alone
     rows.unlink()
-    assert checked(*alone) == 0
-    assert "rows.jsonl, which it was fine-tuned on, is not there" in capsys.readouterr().err
+    assert "rows.jsonl, which it was fine-tuned on, is not there" in checked(*alone)
 
 
-def test_a_folder_with_settings_that_a_kill_left_half_written_is_free(tmp_path):
-    (tmp_path / "config.json.tmp").write_text("{")
-    assert stored_settings(tmp_path) == {}
+def test_the_temperature_is_that_of_the_runs_own_evaluations(trained):
+    trained("one", eval_temperature=0.6)
+    command = ["--checkpoint", "one", *FLAGS]
+    assert prepared(parse(EvaluateConfig, command))[0].config.temperature == 0.6
+    assert prepared(parse(EvaluateConfig, [*command, "--temperature", "0.7"]))[0].config.temperature == 0.7
+
+
+def test_runs_that_were_trained_otherwise_are_evaluated_alike_which_is_noted(trained, tmp_path):
+    trained("one", max_tokens=3)
+    trained("two", max_tokens=4)
+    edited(tmp_path, "two", of_another_version=1)
+    options = read_json(tmp_path / "runs/two/config.json")["config"]["tasks"]
+    options["even"]["gone"] = 3
+    edited(tmp_path, "two", tasks=options)
+    older, other = checked("--models", "one", "two").splitlines()
+    assert older == "two was made by another version, with even.gone, which is left out"
+    assert other == "two was trained with max_tokens 4, here 3"
+
+
+def test_sizes_are_those_of_the_model_or_of_the_evaluation_in_the_folder(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["--checkpoint", str(place / "model0"), "--task", "countdown", "--device", "cpu"]
+    config = prepared(parse(EvaluateConfig, command))[0].config
+    assert (config.examples, config.samples, config.max_tokens) == (512, 0, 192)  # as for any model of this size
+    sizes = {str(place / "model0"): {"examples": 9, "samples": 2, "max_tokens": 77}}
+    (tmp_path / "evaluations/countdown").mkdir(parents=True)
+    (tmp_path / "evaluations/countdown/config.json").write_text(json.dumps({"sizes": sizes}))
+    config = prepared(parse(EvaluateConfig, [*command, "--samples", "3"]))[0].config
+    assert (config.examples, config.samples, config.max_tokens) == (9, 3, 77)

@@ -9,12 +9,12 @@ import pytest
 from together import together
 
 from minrl import evaluation
-from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.dataflow import Example, LostEpisode, Reward, Turn
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluation import evaluate
 from minrl.rollout import Plan
 from minrl.utils.statistics import Z95, bootstrap, interval, pass_at_k, summarize, wilson
+from tests.parsed import sized
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (4, 4), (50, 100), (511, 512)])
@@ -83,8 +83,6 @@ def test_a_summary_by_hand(make_rollout):
         "eval/hanoi/truncated_frac": 0.25,
         "eval/hanoi/unscorable_frac": 0.25,
         "eval/hanoi/greedy_unscorable_frac": 0.0,
-        "eval/hanoi/size=3/legal": 1.0,
-        "eval/hanoi/size=4/legal": 1.0,
     }
 
 
@@ -100,19 +98,26 @@ def test_what_could_not_be_scored_is_not_solved_and_stands_beside_the_figure(mak
 
 
 def play(policy, engine, workers, task, **config):
-    return evaluate(policy, engine, workers, task, EvaluationConfig(**config), RolloutConfig(max_tokens=3), 0)
+    return evaluate(policy, engine, workers, task, sized(**config), sized(max_tokens=3), 0)
 
 
 def test_held_out_examples_are_sampled_the_same_every_time(policy, engine, workers, sevens, monkeypatch):
     calls, usual, held_out = [], evaluation.rollout, list(sevens.dataset.held_out)
     monkeypatch.setattr(evaluation, "rollout", lambda *given: calls.append(given[4:]) or usual(*given))
-    sampling = RolloutConfig(max_tokens=3, temperature=0.7, stop_strings=("stop",))
-    config = EvaluationConfig(eval_samples=2, eval_temperature=0.4)
+    sampling = sized(max_tokens=3, temperature=0.7, stop_strings=("stop",))
+    config = sized(eval_samples=2, eval_temperature=0.4)
     first, again = (evaluate(policy, engine, workers, sevens, config, sampling, seed=9) for _ in range(2))
     plan = Plan(2, 3, 0.4, 9, "evaluation", 0, stop_strings=("stop",))
     assert calls == [(held_out, plan), (held_out, replace(plan, group_size=1, temperature=0.0))] * 2
     assert [r.ids for r in first.rollouts] == [r.ids for r in again.rollouts]
     assert first.n == 2 * len(held_out) == len({r.seed for r in first.rollouts})
+    greedy = first.results[0]
+    assert greedy["prompt"] == held_out[0].prompt and greedy["category"] == held_out[0].category
+    assert [one["mode"] for one in first.results] == ["greedy"] * len(held_out) + ["sampled"] * first.n
+    for line, one in zip(first.results[len(held_out) :], first.rollouts, strict=True):
+        assert (line["example_id"], line["sample"], line["truncated"]) == (one.example_id, one.sample, one.truncated)
+        assert (line["completion"], line["tokens"]) == (one.text, one.num_sampled)
+        assert Reward(line["reward"], line["parts"]) == one.reward and line["solved"] == one.reward.solved
     few = play(policy, engine, workers, sevens, eval_examples=4)  # at least 500 samples are behind a figure
     assert few.n == 4 * 125 and {r.example_id for r in few.rollouts} == {one.id for one in held_out[:4]}
 
@@ -126,8 +131,9 @@ def test_several_processes_evaluate_as_one_and_share_the_work(make_policy, worke
     alone, rewarded = evaluated(make_policy())
     results = together(3, lambda member: replace(make_policy(), processes=member), evaluated)
     for found, _ in results:
-        assert replace(found, rollouts=()) == replace(alone, rollouts=())
+        assert replace(found, rollouts=(), results=()) == replace(alone, rollouts=(), results=())
         assert [r.ids for r in found.rollouts] == [r.ids for r in alone.rollouts]
+    assert [found.results for found, _ in results] == [alone.results, [], []]  # the main process writes them
     held_out = len(sevens.dataset.held_out)
     assert sum(seen for _, seen in results) == rewarded == 4 * held_out
     assert max(seen for _, seen in results) == 4 * math.ceil(held_out / 3)
@@ -144,5 +150,8 @@ def test_an_evaluation_counts_the_episodes_that_never_began(policy, engine, work
     episodes = 2 * len(sevens.dataset.held_out)
     found = play(policy, engine, workers, replace(sevens, episode=episode), eval_samples=2)
     assert (found.n, len(found.rollouts)) == (episodes, 2 * begins) and "no board" in found.failures[0]
+    lost = found.results[-1]
+    assert (lost["completion"], lost["reward"], lost["solved"], lost["parts"]) == (None, None, None, {})
+    assert lost["prompt"] == sevens.dataset.held_out[-1].prompt
     assert found.unscorable_frac == 1 - 2 * begins / episodes
     assert found.pass_at_1 == 2 / episodes if begins else math.isnan(found.pass_at_1)

@@ -15,7 +15,6 @@ import torch
 from together import together
 
 from minrl.__main__ import main
-from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.dataflow import Reward, TrainState
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.workers import Workers
@@ -27,6 +26,7 @@ from minrl.sft.step import mean_loss_and_entropy
 from minrl.tracking import session as logger
 from tests.forked import Forked
 from tests.killing import killed_at
+from tests.parsed import sized
 from tests.say_sevens import SAY_SEVENS, TASK
 
 ROOT = Path(__file__).parent.parent
@@ -104,7 +104,7 @@ def test_a_round_makes_what_it_trains_on_likelier(policy, make_rollout):
     # The same rows before and after. That the score rises takes more problems: it is shown on Countdown.
     prompt, said = policy.encode_prompt("numbers 1 2"), policy.tokenizer("7 + 5 <end>")["input_ids"]
     kept = [make_rollout(prompt, said, sample=sample) for sample in range(4)]
-    config = TrainerConfig(optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0))
+    config = sized(learning_rate=1e-2, warmup_steps=0)
     parts = object.__new__(Parts)  # of which a round reads these
     vars(parts).update(policy=policy, config=config, state=TrainState(step=1))
     before, _ = mean_loss_and_entropy(policy, kept, 16384)
@@ -123,7 +123,7 @@ def test_each_kept_completion_is_trained_on_where_the_processes_do_not_divide_th
 
     def train(policy):
         parts = object.__new__(Parts)
-        vars(parts).update(policy=policy, config=TrainerConfig(), state=TrainState(step=1))
+        vars(parts).update(policy=policy, config=sized(), state=TrainState(step=1))
         return fine_tune_round(parts, ExpertIterationConfig(batch_size=batch_size), kept)
 
     together(count, lambda member: replace(make_policy(), processes=member), train)
@@ -174,28 +174,6 @@ def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, uninte
     assert_as_never_stopped(tmp_path, uninterrupted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--lora-rank", "4"]], ids=["all weights", "adapters"])
-def test_a_round_can_begin_with_the_start_model(tmp_path, with_base, monkeypatch, more):
-    # With the same kept completions in every round, rounds that begin anew end with the weights of the first alone.
-    first = []
-    usual = expert_iteration.keep_correct
-    monkeypatch.setattr(
-        expert_iteration, "keep_correct", lambda *args: first or first.extend(usual(*args)) or list(first)
-    )
-    monkeypatch.setattr(expert_iteration, "completion_seed", lambda seed, *_: seed)
-    hashes, unmeasured = {}, ["--no-eval-first", "--eval-every", "0"]
-    for name, flags in {
-        "one": ["--rounds", "1"],
-        "anew": ["--rounds", "2", "--restart-each-round"],
-        "on": ["--rounds", "2"],
-    }.items():
-        first.clear()
-        assert main(["expert-iteration", *FLAGS, *folders(with_base(tmp_path / name)), *flags, *more, *unmeasured]) == 0
-        hashes[name] = summary(tmp_path / name)["weights_sha256"]
-    assert hashes["one"] == hashes["anew"] != hashes["on"]
-
-
 def test_a_round_without_a_correct_completion_trains_on_nothing(tmp_path, with_base, monkeypatch):
     monkeypatch.setattr(expert_iteration, "keep_correct", lambda *_: [])
     flags = [*FLAGS, *folders(with_base(tmp_path)), "--rounds", "1", "--eval-every", "0"]
@@ -207,7 +185,7 @@ def test_a_round_without_a_correct_completion_trains_on_nothing(tmp_path, with_b
 def round_of(policy, task, settings):
     """The completions of a round of the task."""
     parts = object.__new__(Parts)  # of which a round's samples read these
-    name = settings.reward.task
+    name = settings.task
     vars(parts).update(policy=policy, config=settings.trainer, state=TrainState(step=1), tasks={name: task})
     vars(parts).update(engine=TorchEngine(policy), workers=Workers(1, deadline_s=120.0))
     return [(one.example_id, one.ids) for one in sample_round(parts, settings)[1].rollouts]

@@ -1,6 +1,5 @@
 """Files that are whole or not there, and locks that end with their process."""
 
-import math
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from minrl.utils.files import (
     atomic_write,
     cut_jsonl,
     holder,
+    is_locked,
     is_torn,
     lock,
     read_jsonl,
@@ -38,14 +38,14 @@ def test_a_lock_names_its_process_and_ends_with_it_however_it_ends(tmp_path):
     path = tmp_path / "lock"
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"locked\n"
-    assert lock(path) is None
+    assert lock(path) is None and is_locked(path)
     assert holder(path) == f"process {process.pid} on {os.uname().nodename}"
     process.send_signal(signal.SIGKILL)
     process.wait()
     with lock(path):
         assert holder(path).startswith(f"process {os.getpid()} on ")
         assert lock(path) is None
-    lock(path).close()
+    assert not is_locked(path)
 
 
 def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path):
@@ -74,14 +74,24 @@ def test_wherever_a_kill_cuts_jsonl_whole_lines_stay_and_the_next_one_replaces_t
 
 
 @pytest.mark.parametrize("line", [b'{"a": "\xff"}', b"{"])
-def test_a_damaged_line_is_reported_or_refused_and_cut_from_the_file(tmp_path, line):
-    path, damaged = tmp_path / "rows.jsonl", []
-    path.write_bytes(b"1\n" + line + b"\n2\n1e400\n")
-    assert read_jsonl(path, damaged.append) == [1, 2, math.inf]
-    assert damaged == [line.decode(errors="backslashreplace")]
-    with pytest.raises(UserError, match="is damaged: a line is not JSON"):
-        read_jsonl(path)
-    assert cut_jsonl(path, lambda value: value < 2, damaged.append) == [1] and path.read_bytes() == b"1\n"
+def test_a_damaged_line_is_refused(tmp_path, line):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"1\n" + line + b"\n2\n")
+    for read in (read_jsonl, lambda path: cut_jsonl(path, bool)):
+        with pytest.raises(UserError, match="is damaged: a line is not JSON"):
+            read(path)
+    assert path.read_bytes() == b"1\n" + line + b"\n2\n"
+
+
+def test_what_is_cut_are_the_lines_that_are_not_kept_and_a_torn_end(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    cut_jsonl(path, bool)
+    assert not path.exists()
+    for content, kept in ((b"1\n1e400\n2\n", b"1\n1e400\n"), (b"1\n2", b"1\n"), (b"1\n", b"1\n")):
+        path.write_bytes(content)
+        before = path.stat().st_ino
+        cut_jsonl(path, lambda value: value != 2)
+        assert path.read_bytes() == kept and (path.stat().st_ino == before) == (content == kept)
 
 
 def test_a_private_folder_is_made_once_and_taken_again_by_its_user_alone(tmp_path, monkeypatch):

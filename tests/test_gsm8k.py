@@ -12,34 +12,28 @@ from minrl.tasks.gsm8k import GSM8KOptions, number, reward
 
 GOLD = Example("", "", {"answer": "3 * 18 = <<3*18=54>>54\n#### 54"})
 
-FIFTY_FOUR = r"""54;54.;**54**.;5.4e1;$54$;108/2;54 %;54 apples;54cm^2;54 m²;54 cats and dogs;54/day;54 €;USD 54;\$54
-54\text{ cm};54~\text{eggs};54^\circ;\color{red}{54};= 54;{54};54 (in all);54</s>;<b>54</b>;The answer is: 54."""
+FIFTY_FOUR = r"""54;54.;**54**;$54$;108/2;54 %;54 apples;54cm^2;54 m²;54 cats and dogs;54/day;54 €;\$54;54!;54 oranges
+54\text{ cm};54~\text{eggs};54^\circ;= 54;x = 54;54 (in all);54 (18*3);54 = 18 * 3;54 (18 times 3);The answer is: 54."""
 READ = {
-    54: [*re.split("[;\n]", FIFTY_FOUR), "\uff15\uff14"],
-    -3: ["-3", "\u22123", "-$3", "$-3"],
-    1234: ["1,234", r"1{,}234", r"1\,234", "1\u202f234", "\u0661\u066c\u0662\u0663\u0664"],
+    54: [*re.split("[;\n]", FIFTY_FOUR), "54 dollars and 0 cents", "54, 55"],  # as the official pattern does
+    -3: ["-3", "-$3", "$-3"],
+    1234: ["1,234", r"1{,}234", r"1\,234"],
+    Fraction(2469, 2): ["1,234.50 km"],
     Fraction(1, 2): [".5", r"\frac{1}{2}"],
     Fraction(1, 10): ["0.1"],  # exact: 0.1 + 0.2 is 0.3
 }
-NONE = r"""-; $; .; apples; x = 5; 12 or 13; 12, 13; 12 13; 12-13; 1,00; 1,2345; 1 000; --3; 1/0; Step 1; 3:30; 0x12
-1_000; inf; nan; 1e999; ((5)); ~5; about 5; 5!; 2+3; 9**9**9; {54; [1, 2]; __import__('os'); 18M; 18-fold; 3²; ½"""
-WORDS = "at most;million;k;dozen eggs;squared;factorial;pi;negative;is wrong;not;minus two;or nineteen;and a half"
-REFUSED = [*re.split("; |\n", NONE), *(f"18 {words}" for words in WORDS.split(";")), "9" * 5000, "5\n6", "5\0"]
+NONE = "-; $; .; apples; 12 or 13; 1,00; 1,2345; --3; Step 1; inf; nan; ((5)); about 5; [1, 2]; 3²; 5⁴; ½; y + 5; 54e3"
+WORDS = "at most;million;millionths;k;dozen eggs;squared;is wrong;not;minus two;or nineteen;and a half;-fold;times two"
+REFUSED = [*NONE.split("; "), *(f"18 {words}" for words in WORDS.split(";")), "9" * 5000]
 
 
 @pytest.mark.parametrize(("value", "texts"), READ.items())
-def test_a_number_is_read_exactly_whatever_surrounds_it(value, texts):
+def test_the_first_number_is_read_exactly_whatever_surrounds_it(value, texts):
     assert [text for text in texts if number(text) != value] == []
 
 
-def test_what_is_no_single_number_is_none():
+def test_what_is_no_number_or_made_another_one_by_words_is_none():
     assert [text for text in REFUSED if number(text) is not None] == []
-
-
-def test_a_multiple_is_the_number_where_the_problem_asks_for_it():
-    dozens = {"question": "How many dozen eggs are left?", "answer": "#### 7"}
-    assert reward("#### 7 dozen", Example("", "", dozens)).solved
-    assert not reward("#### 7 dozen", Example("", "", {**dozens, "question": "How many eggs are left?"})).solved
 
 
 PAID = [
@@ -58,9 +52,10 @@ PAID = [
     ("#### " + " ".join(map(str, range(100))), 0, 0, 0),
     ("#### 54.", 1, 1, 1),
     ("**#### 54**", 1, 1, 1),
-    (r"\boxed{x = 54}", 1, 1, 1),
+    (r"\boxed{x = 54}", 1, 0, 1),
+    ("#### \uff15\uff14", 1, 1, 1),
+    (r"\boxed{53}, no: \boxed{54}", 1, 1, 1),  # the last box
     (r"\boxed{2x=54}", 0, 0, 1),
-    ("#### **Final Answer:**\n\n54 apples", 1, 0, 1),
     ("#### Answer\nIt is not 54", 0, 0, 1),
 ]
 
@@ -106,7 +101,15 @@ def test_the_prompt_asks_for_the_form_that_was_chosen(tmp_path):
         assert all(task.reward(example["answer"], example).solved for example in task.dataset.train)
 
 
+def test_a_file_is_the_prompt(tmp_path):
+    (tmp_path / "my.prompt").write_text("Q: {problem}\nA:")
+    options = GSM8KOptions(prompt=str(tmp_path / "my.prompt"))
+    task = load_task("gsm8k", {"gsm8k": options}, write(tmp_path / "rows.jsonl", ROWS))
+    assert {example.prompt for example in task.dataset.train} <= {f"Q: {row['question']}\nA:" for row in ROWS}
+    assert all(task.reward(task.solution(example), example).solved for example in task.dataset.train)
+
+
 def test_a_row_without_a_number_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"row 1 of .*: `answer` must end with `#### number`, got 'two'"):
+    with pytest.raises(UserError, match=r"row 1: `answer` must end with `#### number`, got 'two'"):
         path = write(tmp_path / "rows.jsonl", [{"question": "1 + 1?", "answer": "two"}])
         load_task("gsm8k", None, path).dataset.sizes()

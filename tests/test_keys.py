@@ -6,9 +6,8 @@ import sys
 import pytest
 from loguru import logger
 
-from minrl.config import JudgeConfig
 from minrl.dataflow import UserError
-from minrl.evaluate.config import ApiConfig, EvaluateConfig
+from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.models import find_models
 from minrl.rewards import chat_client
 from minrl.rewards.chat_client import ChatClient, about_key, key_for
@@ -16,9 +15,9 @@ from minrl.run.records import provenance
 from minrl.utils.cli import parse, run_main
 from minrl.utils.console import Screen
 from minrl.utils.keys import checked_url, is_openai
-from minrl.utils.text import BY_SHAPE, without_keys
+from minrl.utils.text import without_keys
 from tests.chat_server import ChatServer, answer, in_turn
-from tests.parsed import parsed
+from tests.parsed import parsed, sized
 
 ASKED = {"temperature": None, "max_tokens": 1}
 
@@ -36,26 +35,26 @@ SECRETS = ["sk-proj-Abc123Def456Ghi789Jkl", "the key is secret-123456", "", "$OP
 @pytest.mark.parametrize("secret", SECRETS)
 def test_what_is_no_name_of_a_variable_is_refused_without_a_repetition(secret):
     for made in (
-        lambda: JudgeConfig(judge_model="m", judge_key_variable=secret),
-        lambda: ApiConfig(api_key_variable=secret),
+        lambda: sized(judge_model="m", judge_key_variable=secret),
+        lambda: EvaluateConfig(models=("openai:m",), api_key_variable=secret),
         lambda: parse(EvaluateConfig, ["--models", "openai:m", "--api-key-variable", secret]),
         lambda: parsed(["--judge-model", "m", f"--judge-key-variable={secret}"]),
     ):
         with pytest.raises(UserError, match="names the environment variable that holds the key") as error:
             made()
         assert not secret or secret not in str(error.value)
-    assert JudgeConfig(judge_model="m", judge_key_variable="_MY_KEY_2")
+    assert sized(judge_model="m", judge_key_variable="_MY_KEY_2")
 
 
 URLS = ["me:s3cretpart@host/v1", "https://host/v1?api_key=s3cretpart", "https://host/v1#s3cretpart"]
-URLS += ["https://host/sk-s3cretpart-0123456789abcdef/v1", "http://host:port/v1", "http://api.openai.com/v1"]
+URLS += ["http://host:port/v1", "http://[host/v1", "http://", "http://api.openai.com/v1"]
 
 
 def test_a_url_that_has_a_key_or_cannot_be_asked_is_refused_without_the_key():
     for url in URLS:
         for made in (
             lambda url=url: checked_url(url),
-            lambda url=url: JudgeConfig(judge_model="m", judge_base_url=url),
+            lambda url=url: sized(judge_model="m", judge_base_url=url),
             lambda url=url: find_models([f"openai:m@{url}"]),
         ):
             with pytest.raises(UserError, match=r"base URL must|must hold no|by https alone") as error:
@@ -115,11 +114,9 @@ def test_neither_key_nor_account_of_openai_reaches_another_server(monkeypatch):
 
 TEXTS = {
     "cannot reach https://me:pa%24s@hub.example:8443/x": "cannot reach https://hub.example:8443/x",
-    "GET http://h/v1?a=1&api_key=abc&b=2": "GET http://h/v1?a=1&api_key=***&b=2",
-    "key sk-abcdefghijklmnop123 of the environment: environment-secret-1": "key *** of the environment: ***",
+    "key of the environment: environment-secret-1": "key of the environment: ***",
     "a@b.c and x@y, 50 % of http://h/a@b": "a@b.c and x@y, 50 % of http://h/a@b",
-    "sk-learn, hf_hub_download and /usr/lib": "sk-learn, hf_hub_download and /usr/lib",
-    "sk-" * 1000: "sk-" * 1000,
+    "short and /usr/lib/a/file": "short and /usr/lib/a/file",
 }
 
 
@@ -129,13 +126,11 @@ def test_texts_are_shown_without_keys(text, monkeypatch):
     monkeypatch.setenv("SSH_KEY", "/usr/lib/a/file")  # a path is no key
     monkeypatch.setenv("PROXY_PASSWORD", "short")
     assert without_keys(text) == TEXTS[text]
-    if len(text) == 3000:  # matches do not overlap: no character is read again for each beginning
-        assert [found[0] for found in BY_SHAPE.finditer(text)] == [text] and without_keys(f"{text}7") == "***"
 
 
 def test_neither_terminal_nor_log_nor_record_holds_a_key(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("HF_TOKEN", "environment-secret-2")
-    leaky = "https://me:hidden-password@host/ environment-secret-2 sk-abcdefghijklmnop123"
+    leaky = "https://me:hidden-password@host/ environment-secret-2"
 
     def fail(_arguments):
         raise UserError(leaky)
@@ -144,8 +139,8 @@ def test_neither_terminal_nor_log_nor_record_holds_a_key(monkeypatch, tmp_path, 
         raise RuntimeError(leaky)
 
     with Screen(quiet=False) as screen:
-        logger.warning(leaky)
         screen.log_to(tmp_path / "log.txt")
+        logger.warning(leaky)
         try:
             raise RuntimeError(leaky)
         except RuntimeError:
@@ -157,10 +152,10 @@ def test_neither_terminal_nor_log_nor_record_holds_a_key(monkeypatch, tmp_path, 
     sys.excepthook(RuntimeError, ended.value, None)
     with pytest.raises(SystemExit):
         parse(EvaluateConfig, ["--help-all"])
-    monkeypatch.setattr(sys, "argv", ["train.py", "--note", leaky])
+    monkeypatch.setattr(sys, "argv", ["train.py", "--run-name", leaky])
     said = capsys.readouterr()
     shown = [said.err, (tmp_path / "log.txt").read_text(), json.dumps(provenance()["command"])]
     for text in shown:
-        assert "host/ *** ***" in text
-        assert not any(secret in text for secret in ("hidden-password", "environment-secret", "sk-abc"))
+        assert "host/ ***" in text
+        assert not any(secret in text for secret in ("hidden-password", "environment-secret"))
     assert "crash" in shown[0] and "Traceback" in shown[0] and "environment-secret" not in said.out

@@ -1,24 +1,24 @@
 """Where a process finds itself: what each launcher says in the environment, and what is refused in one line."""
 
 import os
-import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from minrl.config import ModelConfig
 from minrl.dataflow import UserError
 from minrl.models import distributed
 from minrl.models.distributed import (
     Processes,
+    first_host,
     has_hidden_card,
-    own_card,
+    require_launcher,
     require_one_run,
-    require_own_cards,
     share_of_cores,
+    srun_variables,
 )
-from minrl.models.launch import Launch, first_host, launched
-from minrl.utils.processor import cpu_cores
+from minrl.utils.processor import control_groups, cpu_cores, require_one_process
+from tests.parsed import sized
 
 TORCHRUN = {  # the third of four processes on two nodes
     **{"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
@@ -36,42 +36,47 @@ SBATCH = {  # its batch script, which is a task of no step
 SALLOC = {name: value for name, value in SBATCH.items() if name not in ("SLURM_PROCID", "SLURM_LOCALID")}
 
 
-def test_torchrun_says_everything():
-    assert launched(TORCHRUN) == Launch("torchrun", 2, 4, 0, 2, "first", 29400)
-    assert launched({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"}).launcher == "accelerate launch"
-    assert launched(TORCHRUN).nodes == 2
+def test_a_task_of_srun_is_given_the_names_that_torch_reads():
+    place = {"MASTER_ADDR": "n08", "MASTER_PORT": str(10000 + 7 * 41 + 1)}
+    found = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", **place}
+    assert srun_variables(SRUN) == found
+    given = {"MASTER_ADDR": "ib-n08", "MASTER_PORT": "5000"}
+    assert srun_variables({**SRUN, **given}) == {**found, **given}
+    assert srun_variables({**SRUN, **TORCHRUN}) == {}  # torchrun, which srun started on each node
 
 
-def test_srun_says_it_in_its_own_words():
-    found = launched(SRUN)
-    assert found == Launch("srun", 2, 4, 0, 2, "n08", 10000 + 7 * 41 + 1)
-    assert launched(found.variables) == Launch("environment", 2, 4, 0, 2, found.address, found.port)
-    assert launched({**SRUN, **found.variables}) == found  # what is said to torch does not contradict
-    assert launched({**SRUN, "MASTER_ADDR": "ib-n08", "MASTER_PORT": "5000"}).address == "ib-n08"
+@pytest.mark.parametrize("shell", [SBATCH, SALLOC, {}, {**SRUN, "SLURM_STEP_NUM_TASKS": "1"}])
+def test_a_program_that_no_launcher_started_is_given_none(shell):
+    assert srun_variables(shell) == {}
 
 
-@pytest.mark.parametrize("shell", [SBATCH, SALLOC, {}, {"RANK": "0", "WORLD_SIZE": "1"}])
-def test_a_program_that_no_launcher_started_is_one_process(shell):
-    assert launched(shell) == Launch()
-    assert launched(shell).variables == {}
+def test_a_number_of_processes_left_over_in_the_environment_is_refused():
+    for environment in ({}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": ""}, TORCHRUN):
+        require_launcher(environment)
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 4 .* RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set"):
+        require_launcher({"WORLD_SIZE": "4"})
+    with pytest.raises(UserError, match="MASTER_ADDR not set: start the processes with torchrun"):
+        require_launcher({**TORCHRUN, "MASTER_ADDR": ""})
 
 
-WRONG = {
-    "a WORLD_SIZE left over": ({"WORLD_SIZE": "4"}, "WORLD_SIZE is 4 .* RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_"),
-    "no address": ({**TORCHRUN, "MASTER_ADDR": ""}, "MASTER_ADDR not set: start the processes with torchrun"),
-    "a rank beyond the size": ({**TORCHRUN, "RANK": "4"}, "RANK and WORLD_SIZE are 4 and 4"),
-    "ranks across the nodes": ({**TORCHRUN, "RANK": "1"}, "process 1 of 4 says that it is 0 of 2 on its node"),
-    "tasks that differ by node": ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1"}, "3,1: each must have as many"),
-    "cyclic tasks": ({**SRUN, "SLURM_PROCID": "1"}, "--distribution=block"),
-}
+def test_a_program_of_one_process_is_not_started_several_times(monkeypatch):
+    for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        with monkeypatch.context() as patch:
+            require_one_process("minrl serve")
+            patch.setenv(name, "2")
+            with pytest.raises(UserError, match="minrl serve runs in one process, got 2"):
+                require_one_process("minrl serve")
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_combination_is_one_line(name):
-    environment, said = WRONG[name]
-    with pytest.raises(UserError) as refused:
-        launched(environment)
-    assert re.search(said, str(refused.value)) and "\n" not in str(refused.value)
+def test_a_second_run_in_a_process_has_its_own_precision_and_device(monkeypatch):
+    first, second = (Processes(sized(device="cpu", threads=1, dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    assert (first.dtype, second.dtype) == (torch.float32, torch.bfloat16)
+    for one in (first, second):
+        with one.autocast():
+            assert torch.is_autocast_enabled("cpu") == (one is second)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert Processes(sized(device="cuda", threads=1)).device == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
@@ -84,25 +89,13 @@ def test_the_first_node_of_a_list(nodes, first):
 
 def told(*ranks):
     """What processes say of themselves, with what is given of each."""
-    return [{"host": "a", "pid": 10 + rank, "card": None, "cores": [0, 1], **own} for rank, own in enumerate(ranks)]
+    return [{"host": "a", "cores": [0, 1], **own} for rank, own in enumerate(ranks)]
 
 
 def test_processes_of_one_run_have_the_same_settings_and_code():
     require_one_run(told({"--threads": 1, "torch": "2.13.0"}, {"--threads": 1, "torch": "2.13.0", "host": "b"}))
     with pytest.raises(UserError, match=r"process 1 of 2 \(on b\) has --threads 2, and process 0 \(on a\) has 1"):
         require_one_run(told({"--threads": 1}, {"--threads": 2, "host": "b"}))
-
-
-def test_each_process_has_a_card():
-    place = {"address": "a", "port": 1}
-    second = Launch("torchrun", 1, 2, 1, 2, **place)
-    assert own_card(second, cards=2).index == 1
-    assert own_card(second, cards=1).index == 0  # the only one that srun --gpus-per-task shows it
-    with pytest.raises(UserError, match="3 processes on this node, and torch finds 2 cards"):
-        own_card(Launch("torchrun", 1, 3, 1, 3, **place), cards=2)
-    require_own_cards(told({"card": "x"}, {"card": "y"}, {"card": "x", "host": "b"}))
-    with pytest.raises(UserError, match="processes 0 and 2 of 3 have the same card of a"):
-        require_own_cards(told({"card": "x"}, {"card": "y"}, {"card": "x"}))
 
 
 def test_cores_are_shared_by_those_that_are_bound_to_them():
@@ -127,7 +120,17 @@ def test_a_containers_quota_limits_the_cores(tmp_path, monkeypatch, files, cores
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
-    assert cpu_cores(tmp_path) == cores
+    assert cpu_cores([tmp_path]) == cores
+    assert cpu_cores([tmp_path / "no group", tmp_path]) == cores
+
+
+def test_the_limits_of_every_group_around_a_process_hold_for_it(tmp_path):
+    own = tmp_path / "cgroup"
+    own.write_text("4:memory:/other\n0::/slurm/job_7\n")
+    assert control_groups("/sys/fs/cgroup", str(own)) == [
+        Path("/sys/fs/cgroup/slurm/job_7"), Path("/sys/fs/cgroup/slurm"), Path("/sys/fs/cgroup")
+    ]  # fmt: skip
+    assert control_groups("/sys/fs/cgroup", str(tmp_path / "nothing")) == [Path("/sys/fs/cgroup")]
 
 
 def test_a_card_that_torch_cannot_use_is_no_reason_to_train_on_the_processor_unasked(tmp_path, monkeypatch):
@@ -139,6 +142,6 @@ def test_a_card_that_torch_cannot_use_is_no_reason_to_train_on_the_processor_una
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(distributed, "has_hidden_card", lambda: True)
     with pytest.raises(UserError, match=r"this machine has an NVIDIA card that torch .* cannot use: update its driver"):
-        Processes(ModelConfig())
+        Processes(sized())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
     assert not has_hidden_card(tmp_path)

@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
-from minrl.config import LoraConfig, OptimizerConfig
 from minrl.dataflow import SOLO, Request, TrainState, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
@@ -26,6 +25,7 @@ from minrl.run.verify import verify
 from minrl.update import update_policy
 from tests.conftest import CPU
 from tests.decoding import decoded_logprobs
+from tests.parsed import sized
 
 assert loop  # a fixture
 
@@ -43,7 +43,7 @@ def untied(policy):
 
 def adapt(policy, targets="all-linear", move=True, seed=0, **changes):
     """The policy with adapters; moved ones have random B in place of 0."""
-    config = LoraConfig(lora_rank=4, lora_target_modules=targets, **changes)
+    config = sized(lora_rank=4, lora_target_modules=targets, **changes)
     policy.adapters = Adapters(policy.model, config, "base", seed)
     generator = torch.Generator().manual_seed(1)
     for weight in trained_weights(policy).values() if move else ():
@@ -154,9 +154,9 @@ def test_the_reference_is_the_model_without_adapters(processes):
     assert trained_weights(policy)
     # The KL of an update is the one to a frozen copy of the base model.
     config = {"kl_coef": 0.5, "kl_estimator": "k2"}
-    own = step(policy, make_optimizer(policy, OptimizerConfig()), **config)
+    own = step(policy, make_optimizer(policy, sized()), **config)
     again.adapters, again.reference = None, copied.model
-    other = step(again, make_optimizer(again, OptimizerConfig()), **config)
+    other = step(again, make_optimizer(again, sized()), **config)
     assert own["policy/ref_kl"] == other["policy/ref_kl"] > 0
     assert own["policy/grad_norm"] == other["policy/grad_norm"]
 
@@ -195,7 +195,7 @@ def base(policy, tmp_path):
 
 def adapted_from(base, processes, kind="merged", move=True):
     policy = load_policy(str(base), CPU, processes)
-    config = LoraConfig(lora_rank=4, lora_checkpoint=kind)
+    config = sized(lora_rank=4, lora_checkpoint=kind)
     policy.adapters = Adapters(policy.model, config, str(base), seed=0)
     for weight in trained_weights(policy).values() if move else ():
         weight.data += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
@@ -205,14 +205,14 @@ def adapted_from(base, processes, kind="merged", move=True):
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_checkpoint_goes_on_bit_for_bit(base, tmp_path, processes, kind):
     policy = adapted_from(base, processes, kind, move=False)
-    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2))
+    optimizer = make_optimizer(policy, sized(learning_rate=1e-2))
     train_a_step(policy, optimizer)
     path = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0)
     assert damage(path) is None
     other = adapted_from(base, processes, kind, move=False)
     other.adapters.load(path)
     assert weights_sha256(other) == weights_sha256(policy)
-    fresh = make_optimizer(other, OptimizerConfig(learning_rate=1e-2))
+    fresh = make_optimizer(other, sized(learning_rate=1e-2))
     restore_optimizer(path, other, fresh)
     for _ in range(3):
         train_a_step(policy, optimizer)
@@ -261,8 +261,8 @@ def test_a_checkpoint_keeps_the_template_and_the_end_tokens(base, tmp_path, proc
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ("q_proj,typo", "'typo' matches no layer with a weight matrix: there are embed_tokens, q_proj, k_proj"),
-        ("q_proj,lm_head", "lm_head, model.embed_tokens share one weight .* leave them out"),
+        ("q_proj,typo", "'typo' matches no layer: there are q_proj, k_proj"),
+        ("q_proj,lm_head", "embed_tokens and lm_head share one weight .* leave them out"),
     ],
 )
 def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, targets, message):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minrl.algorithms import ALGORITHMS
-from minrl.config import AlgorithmConfig
+from minrl.dataflow import UserError
 from minrl.losses import (
     KL_ESTIMATORS,
     LEVELS,
@@ -28,6 +28,7 @@ from minrl.losses import (
     soft_gate,
     token_mean,
 )
+from tests.parsed import sized
 
 
 def tensor(*values):
@@ -209,7 +210,7 @@ def test_the_loss_of_a_policy_by_hand():
         ref_logprobs=tensor(0.25, 0.25, 0.5).log(),
         importance_cap=1.5,
     )
-    settings = AlgorithmConfig(kl_coef=0.1, kl_gradient="naive", kl_estimator="k3", entropy_coef=0.01)
+    settings = sized(kl_coef=0.1, kl_gradient="naive", kl_estimator="k3", entropy_coef=0.01)
     loss, curves = policy_loss(tokens, ALGORITHMS["grpo"], settings)
     # Surrogates clipped to [0.8, 1.2]: -1.2, -1, 0.8. k3 = 1/2 - 1 + log 2, 0, 0.
     log2 = math.log(2)
@@ -238,7 +239,7 @@ def test_the_loss_of_a_policy_by_hand():
 
     # An exact engine is measured and not corrected; without a reference and without entropy only the surrogate is left.
     exact = replace(tokens, importance_cap=0.0, ref_logprobs=None)
-    loss, curves = policy_loss(exact, ALGORITHMS["grpo"], AlgorithmConfig())
+    loss, curves = policy_loss(exact, ALGORITHMS["grpo"], sized())
     assert loss.item() == pytest.approx(0.25 * -1.2 + 0.25 * -1 + 0.5 * 0.8, abs=1e-12)
     assert curves["engine/importance_weight_max"].tolist() == pytest.approx([2, 1, 1])
     gone = {"policy/ref_kl", "engine/importance_cap_frac", WEIGHT, WEIGHT_SQUARED}
@@ -249,7 +250,7 @@ def test_a_teachers_preference_is_added_to_the_advantage_times_its_weight():
     # It prefers the first token by 1/2, and the second by -2.
     old = tensor(-1, -1)
     tokens = tokens_of(old, old, old, tensor(1, 0.25), tensor(1, 1), [0, 1], teacher_logprobs=tensor(-0.5, -3))
-    loss, curves = policy_loss(tokens, ALGORITHMS["grpo"], AlgorithmConfig(teacher_id="a", teacher_weight=0.5))
+    loss, curves = policy_loss(tokens, ALGORITHMS["grpo"], sized(teacher_id="a", teacher_weight=0.5))
     assert loss.item() == pytest.approx(-(1 + 0.25) - (0.25 - 1))
     assert curves["teacher/kl"].tolist() == [-0.5, 2.0]
     assert curves["teacher/preferred_frac"].tolist() == [True, False]
@@ -260,7 +261,21 @@ def test_a_sequences_ratio_and_its_importance_weight_are_of_all_its_tokens(level
     log_ratios, zeros = tensor(0.02, -0.01, 0.03), tensor(0, 0, 0)
     tokens = tokens_of(log_ratios, zeros, -log_ratios, zeros + 1, zeros + 1, [0, 0, 1], importance_cap=10.0)
     row = replace(ALGORITHMS["gspo"], limits=Limits(0.5, 0.5))
-    loss, curves = policy_loss(tokens, row, AlgorithmConfig(importance_level=level))
+    loss, curves = policy_loss(tokens, row, sized(importance_level=level))
     assert curves[WEIGHT].log().tolist() == pytest.approx(weights, abs=1e-12)
     products = [math.exp(ratio + weight) for ratio, weight in zip([0.005, 0.005, 0.03], weights, strict=True)]
     assert loss.item() == pytest.approx(-sum(products), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [(lambda per_token: per_token.mean(), "got ()"), (lambda per_token: per_token[:1], "got (1,)")],
+)
+def test_a_surrogate_that_returns_no_loss_of_each_token_is_refused_by_its_row(returned, got):
+    ones = tensor(1.0, 1.0, 1.0)
+    row = replace(ALGORITHMS["rloo"], surrogate=lambda *given: returned(policy_gradient(*given)))
+    with pytest.raises(
+        UserError, match=r"the surrogate of rloo must return the loss of each token, shape \(3,\)"
+    ) as no:
+        policy_loss(tokens_of(*[ones] * 5, [0, 0, 0]), row, sized(algorithm="rloo"))
+    assert got in str(no.value)

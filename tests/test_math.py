@@ -1,5 +1,6 @@
 """MATH: which completions are paid, that no answer costs more than its time limit, and where the rows come from."""
 
+import hashlib
 import json
 import resource
 import sys
@@ -9,30 +10,41 @@ import pytest
 
 from minrl.dataflow import Example, Job, Reward, UserError
 from minrl.rewards.workers import Failure, Workers
-from minrl.tasks import load_task
-from minrl.tasks.answers import boxes_together
+from minrl.tasks import load_task, option_classes
 from minrl.tasks.grader import KILL_AFTER_S, MEMORY_MIB, bounded
-from minrl.tasks.math import MathOptions, boxed_answer, gold_answers, r1_zero_answer, reward
+from minrl.tasks.math import TEXTS, MathOptions, boxed_answer, gold_answers, reward, tagged_answer
 from tests.apart import apart
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
 BARE = Example("", "", {"answer": "3"})
 PATIENT = MathOptions(timeout_s=60.0)
+TAGGED = MathOptions(prompt="tagged", timeout_s=60.0)
 R1 = MathOptions(prompt="r1_zero", timeout_s=60.0)
 FORM = 0.1
 
 WRITTEN = "1 + 1 </think> <answer> 0.5 </answer>"
 PAID = [
-    (R1, f"<think> {WRITTEN}", 1.0),
-    (R1, r"so </think> <answer> It is \boxed{0.5}. </answer>", 1.0),
-    *((R1, f"so </think> <answer> {wrong} </answer>", FORM) for wrong in ("0.7", "0.5 or 0.7", "")),
-    *((R1, text, 0.0) for text in ("<answer> 0.5 </answer>", "so </think> <answer> 0.5", f"{WRITTEN} or 0.7")),
-    *((R1, text, 0.0) for text in ("so </think> that is <answer> 0.5 </answer>", f"so </think> {WRITTEN}")),
-    (R1, "</think> <answer> 0.4 </answer> <answer> 0.5 </answer>", 0.0),
+    (TAGGED, f"<think> {WRITTEN}", 1.0),
+    (TAGGED, "so </think>\n<answer>0.5</answer>", 1.0),
+    (TAGGED, r"so </think> <answer> It is \boxed{0.5}. </answer>", 1.0),
+    *((TAGGED, f"so </think> <answer> {wrong} </answer>", FORM) for wrong in ("0.7", "0.5 or 0.7", "")),
+    *((TAGGED, text, 0.0) for text in ("<answer> 0.5 </answer>", "so </think> <answer> 0.5", f"{WRITTEN} or 0.7")),
+    *((TAGGED, text, 0.0) for text in ("so </think> that is <answer> 0.5 </answer>", f"so </think> {WRITTEN}")),
+    (TAGGED, "</think> <answer> 0.4 </answer> <answer> 0.5 </answer>", 0.0),
+    # the published form: one space between the tags, 1 or 0
+    *(
+        (R1, text, 1.0)
+        for text in (WRITTEN, f"so </think> {WRITTEN}", r"</think> <answer> It is \boxed{0.5}. </answer>")
+    ),
+    *((R1, text, 0.0) for text in ("so </think> <answer> 0.7 </answer>", "so </think> <answer> 0.5", "</think> 0.5")),
+    *((R1, text, 0.0) for text in ("so </think>\n<answer> 0.5 </answer>", "so </think><answer> 0.5 </answer>")),
+    *((R1, text, 0.0) for text in (r"</think> <answer> \boxed{0.5 </answer>", "</think> <answer> </answer>")),
     (PATIENT, r"so it is \boxed{\frac12}", 1.0),
-    (PATIENT, r"\boxed{0.7}, no, \boxed{0.5}", 1.0),
     *((PATIENT, text, 0.0) for text in ("so it is 0.5", "")),
-    *((PATIENT, text, FORM) for text in (r"\boxed{0.5}, no, \boxed{0.7}", r"\boxed{0.1, 0.2, 0.5}", "\\boxed{\ud800}")),
+    *(
+        (PATIENT, text, FORM)
+        for text in (r"\boxed{0.5}, but no: \boxed{0.7}", r"\boxed{0.1, 0.2, 0.5}", "\\boxed{\ud800}")
+    ),
     (PATIENT, r"\boxed{\frac{2}{4}}", FORM),  # copied from the problem
 ]
 
@@ -46,6 +58,52 @@ def test_the_answer_in_the_form_of_the_prompt_is_paid(options, completion, value
 def test_the_weights_are_the_options():
     paid = reward(r"\boxed{7}", BARE, MathOptions(answer_weight=3.0, format_weight=1.0))
     assert (paid.value, paid.parts["answer"], paid.parts["format"]) == (0.25, 0.0, 1.0)
+    weighed = MathOptions(prompt="r1_zero", answer_weight=3.0, format_weight=1.0)
+    assert reward("</think> <answer> 7 </answer>", BARE, weighed).value == 0.25
+
+
+R1_ZERO_SHA256 = "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
+
+
+def test_the_published_prompt_is_word_for_word():
+    published = TEXTS["r1_zero"].replace("{problem}", "{question}")  # as prompts/r1_zero.prompt of the course's code
+    assert hashlib.sha256(published.encode()).hexdigest() == R1_ZERO_SHA256
+
+
+def test_a_published_prompt_ends_the_completion_with_its_answer(tmp_path):
+    task = tasks_of(tmp_path / "rows.jsonl", *ROWS, prompt="r1_zero")
+    example = task.dataset.held_out[0]
+    assert task.stop_strings == ("</answer>",)
+    assert example.prompt == TEXTS["r1_zero"].replace("{problem}", example["problem"])
+    assert task.reward(task.solution(example), example).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [("Q: {question} <answer>?\n", "</think> <answer> 3 </answer>"), ("{problem} Box it.", r"\boxed{3}")],
+)
+def test_a_file_is_a_prompt_whose_form_follows_from_its_text(tmp_path, text, right):
+    (tmp_path / "short.prompt").write_text(text)
+    options = MathOptions(prompt=str(tmp_path / "short.prompt"), timeout_s=60.0)
+    task = tasks_of(
+        tmp_path / "rows.jsonl", {"problem": r"1+2 \{x}", "answer": "3"}, held_out_share=1.0, prompt=options.prompt
+    )
+    (example,) = task.dataset.held_out
+    assert example.prompt == text.removesuffix("\n").replace("{question}", "{problem}").replace(
+        "{problem}", r"1+2 \{x}"
+    )
+    assert reward(right, example, options).solved and task.reward(task.solution(example), example).solved
+
+
+def test_a_prompt_that_is_none_is_refused(tmp_path):
+    (tmp_path / "no.prompt").write_text("Think!")
+    with pytest.raises(UserError, match=r"needs \{problem\} where the problem stands"):
+        load_task("math", {"math": MathOptions(prompt=str(tmp_path / "no.prompt"))})
+    for name in ("math", "gsm8k"):
+        with pytest.raises(
+            UserError, match=rf"{name}.prompt must be .*boxed.* or a file, got 'boxes': did you mean boxed"
+        ):
+            load_task(name, {name: option_classes([name])[name](prompt="boxes")})
 
 
 SLOW = {
@@ -79,10 +137,11 @@ WITHOUT_A_JOB_MIB = 400
 
 
 @pytest.mark.slow
+@apart
 def test_what_costs_much_is_scored_within_bounds_of_memory():
     task, workers = load_task("math", {"math": MathOptions(timeout_s=0.3)}), Workers(1, 60.0)
     try:
-        paid = workers.run([task.paid(rf"\boxed{{{answer}}}", BARE) for answer in COSTLY])
+        paid = workers.run([task.reward_job(rf"\boxed{{{answer}}}", BARE) for answer in COSTLY])
     finally:
         workers.close()
     assert all(isinstance(one, Reward) and one.value <= FORM for one in paid), paid
@@ -141,9 +200,9 @@ def test_rows_with_an_answer_and_rows_with_a_solution_make_the_same_examples(tmp
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"problem": "1?"}, r"row 1 of .*: lacks answer and solution, one of which is needed \(it has problem\)"),
-        ({"problem": "1?", "solution": "it is 3"}, r"needs a `solution` with its answer in \\boxed"),
-        ({"answer": "1"}, r"row 1 of .* lacks problem \(it has answer\)"),
+        ({"problem": "1?"}, r"row 1: needs `answer`, or a `solution` with its answer in \\boxed"),
+        ({"problem": "1?", "solution": "it is 3"}, r"needs `answer`, or a `solution` with its answer in \\boxed"),
+        ({"answer": "1"}, r"row 1: lacks problem \(it has answer\)"),
         ({"problem": "1?", "answer": ["1", " "]}, "`answer` is an empty list or has an empty answer"),
         ({"problem": "1?", "answer": {"a": 1}}, "`answer` must be a text or a number"),
         ({"problem": ["odd"], "answer": "1"}, "`problem` must be a text, got list"),
@@ -163,13 +222,11 @@ def test_impossible_options_are_refused(options):
 
 PROSE = [
     r"The radius is $\boxed{3}$. Therefore, the answer is $\boxed{9}$.",
-    r"\boxed{3} \boxed{9}",
     r"\boxed{3}, \text{hence } \boxed{9}",
-    r"so \boxed{9}. I put it in \boxed{}",
 ]
 LISTS = [
     r"\boxed{3}, \boxed{9}",
-    r"$x=\boxed{3}$ and $y_1 = \boxed{9}$",
+    r"\boxed{3} \quad \text{and} \quad \boxed{9}",
     r"\(\boxed{3}\), or \(\boxed{9}\).",
 ]
 
@@ -178,9 +235,9 @@ def test_boxes_in_a_list_are_one_answer_and_a_box_that_prose_links_to_another_is
     for text in PROSE:
         assert [boxed_answer(text)] == gold_answers({"solution": text}) == ["9"], text
     for text in LISTS:
-        assert boxes_together(text) == ["3", "9"], text
+        assert boxed_answer(text) == "3, 9", text
     assert boxed_answer(r"\boxed{}") is boxed_answer(r"\boxed{ }") is None
-    assert r1_zero_answer(r"so </think> <answer> \boxed{9} \boxed{} </answer>") == "9"
+    assert tagged_answer(r"so </think> <answer> \boxed{9} </answer>") == "9"
 
 
 @pytest.mark.parametrize(("answer", "solved"), [("150 cm", True), ("1.5", True), ("150, 1.5", False), ("2", False)])

@@ -1,22 +1,27 @@
-"""Numbers land in TensorBoard, metrics.jsonl and metrics.csv alike, each step once."""
+"""Numbers and samples land in TensorBoard, metrics.jsonl and metrics.csv alike, each step once."""
 
 import csv
 import gzip
+import html
 import itertools
 import json
+import re
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util.tensor_util import make_ndarray
 
+from minrl.dataflow import SOLO
 from minrl.run.folder import RunFolder
+from minrl.tracking import writers
+from minrl.tracking.samples import COMPLETIONS, LONGEST, PROMPTS, sample_rows
 from minrl.tracking.writers import RunFiles, TensorBoard
 
 
@@ -34,6 +39,13 @@ def events(folder, tag="reward/mean"):
     return [(event.step, make_ndarray(event.tensor_proto).tolist()) for event in accumulator.Tensors(tag)]
 
 
+def line(step=0, prompt="3 + 4", text="7", reward=1.0, **more):
+    """A completion as an evaluation has it."""
+    asked = {"example_id": prompt, "role": SOLO, "mode": "sampled", "prompt": prompt, "completion": text}
+    parts = {"short_*": 0.5} if reward else {}
+    return {**asked, "reward": reward, "solved": reward and reward == 1, "parts": parts, **more}
+
+
 def write(folder, steps, cut_after=None, settings=()):
     """What the logger writes of these steps."""
     files = RunFiles(folder, cut_after)
@@ -42,7 +54,8 @@ def write(folder, steps, cut_after=None, settings=()):
         metrics = {"reward/mean": step / 4, "policy/entropy": 2.0 * step}
         files.metrics(step, metrics)
         files.rollouts(step, [{"text": "x"}])
-        board.histogram(step, "reward/value", np.array([0.5, float(step)]))
+        files.evaluation(step, [{"completion": "x"}])
+        board.samples(step, "samples/train", sample_rows([line(step)]))
         board.scalars(step, metrics)
     files.flush()
     if steps:  # they are on disk before the file is closed
@@ -86,10 +99,11 @@ def test_the_same_numbers_are_in_all_files_and_what_lies_beyond_the_checkpoint_i
     rows = [{tag: float(value) for tag, value in row.items()} for row in table_of(tmp_path)]
     assert rows == lines and events(tmp_path) == [(n, n / 4) for n in steps]
     assert events(tmp_path, "policy/entropy") == [(n, 2.0 * n) for n in steps]
-    assert sorted(path.name[:11] for path in (tmp_path / "rollouts").glob("*.gz")) == [f"step_{n:06d}" for n in steps]
+    for name in ("rollouts", "evaluations"):
+        assert sorted(path.name[:11] for path in (tmp_path / name).glob("*.gz")) == [f"step_{n:06d}" for n in steps]
     assert sorted(path.name for path in samples.iterdir()) == [f"round_{n:03d}.jsonl" for n in range(cut_after + 1)]
     assert all((tmp_path / name).exists() for name in others)
-    assert [step for step, _ in events(tmp_path, "reward/value")] == steps
+    assert [step for step, _ in events(tmp_path, "samples/train/text_summary")] == steps
 
 
 @pytest.mark.parametrize("torn", [0, 39, 200])
@@ -101,12 +115,6 @@ def test_wherever_a_kill_tore_the_files_each_step_is_there_once(tmp_path, torn):
     write(tmp_path, [2, 3], cut_after=1)
     assert [line["step"] for line in RunFolder(tmp_path).metrics] == [1, 2, 3]
     assert [step for step, _ in events(tmp_path, "policy/entropy")][-2:] == [2, 3]
-
-
-def test_steps_that_were_lost_from_the_metrics_are_reported_at_a_resume(tmp_path, said):
-    write(tmp_path, [1, 4, 5, 6])
-    write(tmp_path, [6], cut_after=5)
-    assert f"{tmp_path}/metrics.jsonl has no line of step 2, 3\n" in said
 
 
 def summaries(folder, tag):
@@ -125,3 +133,68 @@ def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
     (series,) = others[-1].chart[0].margin.series
     bounds = [f"eval/countdown/pass@1{end}" for end in ("", "_low", "_high")]
     assert [series.value, series.lower, series.upper] == bounds
+
+
+def read_as_text(folder, rows):
+    """What TensorBoard's tab shows of samples, without its HTML."""
+    board = TensorBoard(folder, [], {"note": "*<b>*", "steps": 3}, None)
+    board.samples(1, "samples/train", rows)
+    board.close(1, finished=True)
+    ((_, (text,)),) = events(folder, "samples/train/text_summary")
+    shown = markdown_to_safe_html(text)
+    return html.unescape(re.sub(r"<[^>]*>", "", shown)), shown
+
+
+NASTY = [
+    "<think>a *b* __c__\n\n  d</think>\n<answer>7</answer>\n\n\n- e\n# f",
+    "```python\nif a < b and c > d:\n    print('&lt;')\n```\n~~~\n| a | b |\n|---|---|",
+    "</code></pre><script>alert(1)</script><!-- g",
+    "words " * 99,
+    "<![CDATA[ h ]]> <?i <!j &amp; \\* [k](l) ![m](n) `o",
+]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_tensorboard_shows_a_completion_as_it_was_sampled(tmp_path, text):
+    rows = sample_rows([line(text=text), line(prompt=text, reward=None, text="")])
+    read, shown = read_as_text(tmp_path, rows)
+    assert "<script" not in shown and shown.count("<code>") == 4
+    parts = ["Prompt", "3 + 4", "Completion sampled, reward 1, solved (short_* 0.5)", text]
+    parts += ["Prompt", text, "Completion sampled, not scored", "(empty)"]
+    assert read.split() == "\n".join(parts).split()
+    for row in text.split("\n"):
+        assert f"\n{row[:100]}" in f"\n{read}"  # at the beginning of a line, with its spaces
+    assert max(map(len, read.split("\n"))) <= 120
+    (settings,) = (texts for _, (texts,) in events(tmp_path, "settings/text_summary"))
+    cells = re.findall("<td>(.*?)</td>", markdown_to_safe_html(settings))
+    assert list(map(html.unescape, cells)) == ["note", "*<b>*", "steps", "3"] and "<b>" not in "".join(cells)
+
+
+def test_samples_are_a_few_short_texts():
+    long = "\x1b" + "a" * LONGEST + "z"
+    lines = [line(prompt=[{"role": "user", "content": f"{n} {long}"}], example_id=str(n)) for n in range(9)]
+    rows = sample_rows(one for one in lines for _ in range(9))
+    assert len(rows) == PROMPTS * COMPLETIONS and rows[0] == rows[3] != rows[4]
+    prompt, *_ = rows[0]
+    assert prompt.startswith("user: 0 \\x1baaa") and prompt.endswith("aaz")
+    assert len(prompt) < LONGEST + 40 and "[... 13 characters ...]" in prompt
+
+
+class Broken:
+    """A board that can do nothing."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"no {name}\nhere")
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_board_that_fails_costs_a_warning_and_not_the_run(tmp_path, monkeypatch, said, opens):
+    monkeypatch.setattr(writers, "Board", (lambda *_: Broken()) if opens else (lambda *_: Broken().opened))
+    files = RunFiles(tmp_path)
+    files.open_boards("wandb", [], {}, [])
+    for step in range(3):
+        files.show("scalars", step, {"reward/mean": 1.0})
+    files.show("close", 3, True)
+    assert [step for step, _ in events(tmp_path)] == [0, 1, 2]  # the other board has them all
+    (warning,) = [one for one in said if "wandb" in one]
+    assert warning.endswith(f"the run goes on: RuntimeError: no {'scalars' if opens else 'opened'} here\n")

@@ -14,17 +14,17 @@ from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 
 from minrl.__main__ import main
 from minrl.algorithms import ALGORITHMS, compute_advantages
-from minrl.config import RolloutConfig, TrainerConfig
 from minrl.dataflow import LostEpisode, Reward, TrainState
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import load_state
 from minrl.run.folder import RunFolder
 from minrl.sampling import draw_examples, missing, next_examples, tracked_plan
-from minrl.tasks.mixture import Schedule, mixture
+from minrl.tasks.mixture import cycle, mixture
 from minrl.tracking.metrics import step_metrics
 from minrl.utils.statistics import weighted_score
 from minrl.utils.task_names import weights_of
 from tests import say_sevens
+from tests.parsed import sized
 from tests.say_duel import DUEL
 
 WEIGHTS = {"sevens": Fraction(2), "odd": Fraction(1)}
@@ -42,7 +42,8 @@ def both(sevens):
 def test_after_every_group_each_task_has_its_share_to_within_one_group(said):
     weights = weights_of(said)
     total, given = sum(weights.values()), dict.fromkeys(weights, 0)
-    for number, name in enumerate(Schedule(weights, 7).groups(0, 300), 1):
+    order = cycle(tuple(weights.items()), 7)
+    for number, name in enumerate((order * 300)[:300], 1):
         given[name] += 1
         ahead = [given[one] - number * weight / total for one, weight in weights.items()]
         assert max(map(abs, ahead)) < 1
@@ -50,16 +51,13 @@ def test_after_every_group_each_task_has_its_share_to_within_one_group(said):
 
 def test_the_schedule_is_a_function_of_seed_and_step_alone():
     weights = weights_of("a:5,b:3,c:1.5")
-    whole = Schedule(weights, 3).groups(0, 400)
-    later = Schedule(weights, 3)  # as a resumed run asks: the late steps first
-    assert [later.groups(first, 4) for first in (392, 0, 200)] == [whole[first : first + 4] for first in (392, 0, 200)]
-    assert Schedule(dict(reversed(weights.items())), 3).groups(0, 400) == whole
-    orders = {tuple(Schedule(weights_of("a,b,c"), seed).groups(0, 3)) for seed in range(20)}
+    assert cycle(tuple(reversed(weights.items())), 3) == cycle(tuple(weights.items()), 3)
+    orders = {tuple(cycle(tuple(weights_of("a,b,c").items()), seed)) for seed in range(20)}
     assert len(orders) == 6  # equal weights begin in an order of the seed's
 
 
 def test_a_step_of_a_mixture_has_whole_groups_of_each_task_in_its_own_order(sevens):
-    task, config = both(sevens), TrainerConfig(prompts_per_step=4, seed=5)
+    task, config = both(sevens), sized(prompts_per_step=4, seed=5)
     state, drawn = TrainState(), []
     for step in range(1, 7):
         due = task.schedule(config.seed, step, 4)
@@ -88,7 +86,7 @@ def test_groups_without_spread_are_replaced_by_groups_of_their_own_task(make_rol
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "spiral", "gpg"])
 def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout):
-    config = TrainerConfig(task="a,b", task_reward_scale="b:0.5", group_size=4, algorithm=name)
+    config = sized(task="a,b", group_size=4, algorithm=name)
     first = of(make_rollout, "a", [1, 0, 0, None], [1, 1, 1, 1], [0.5, 0.25, 0, 1])
     second = of(make_rollout, "b", [0, 1, 0.5, 0.25], [0, 0, 0, 0], first=3)
     before = {"a/policy": 0.5, "b/policy": 0.125}
@@ -99,23 +97,23 @@ def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout
         return compute_advantages(rollouts, ALGORITHMS[name], config, state), state.baselines
 
     found, after = compared(mixed, config, before)
-    for task, rollouts, scale in (("a", first, 1.0), ("b", second, 0.5)):
+    for task, rollouts in (("a", first), ("b", second)):
         alone, _ = compared(rollouts, config, before)
-        whole = TrainerConfig(algorithm=name, task=task, group_size=4)
+        whole = sized(algorithm=name, task=task, group_size=4)
         baseline = {"policy": before[f"{task}/policy"]}
         single, moved = compared([replace(one, task="") for one in rollouts], whole, baseline)
         own = torch.tensor([rollout.task == task for rollout in mixed])
         torch.testing.assert_close(found.values[own], alone.values, atol=0, rtol=0)
-        torch.testing.assert_close(found.values[own], single.values * scale, atol=0, rtol=0)
+        torch.testing.assert_close(found.values[own], single.values, atol=0, rtol=0)
         assert after[f"{task}/policy"] == moved["policy"]
     assert found.metrics["reward/zero_spread_group_frac"] == pytest.approx(2 / 5)
 
 
 def test_the_curves_of_a_task_are_those_of_its_rollouts(make_rollout):
-    terms = RolloutConfig(task="a,b", max_tokens=4, task_max_tokens="b:8").terms
     first, second = of(make_rollout, "a", [1, 0]), of(make_rollout, "b", [1, 1, 1, 0], first=1, role="white")
+    second = [replace(one, max_tokens=8) for one in second]
     second[0] = replace(second[0], reward=Reward(1.0, {"style": 0.5}))
-    metrics = step_metrics(Rollouts([*first, *second], [], [], [LostEpisode("x", task="b")]), terms)
+    metrics = step_metrics(Rollouts([*first, *second], [], [], [LostEpisode("x", task="b")]), {"a": 4, "b": 8})
     assert (metrics["task/a/reward/mean"], metrics["task/b/reward/mean"]) == (0.5, 0.75)
     assert metrics["reward/mean"] == pytest.approx(4 / 6)
     assert metrics["task/a/reward/unscorable_frac"] == 0
@@ -146,7 +144,7 @@ def test_the_score_of_all_weighs_their_intervals():
 
 OWN = str.split("""--prompts-per-step 3 --group-size 4 --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2
     --rollouts-every 2 --learning-rate 1e-2 --threads 1 --device cpu --quiet --no-preflight""")
-MIXTURE = ["--task", f"{say_sevens.TASK}:2,{DUEL}:1", "--task-max-tokens", "sevens:3"]
+MIXTURE = ["--task", f"{say_sevens.TASK}:2,{DUEL}:1", "--sevens.max-tokens", "3"]
 FLAGS = [*say_sevens.SIZES, *MIXTURE, *["--base-steps", "16", "--keep-checkpoints", "0"], *OWN]
 
 
@@ -207,6 +205,3 @@ def test_evaluate_scores_a_mixture_as_it_was_trained(whole, monkeypatch):
     scores = {result["task"]: result["pass@1"] for result in found["results"]}
     after = summary(whole, "whole")
     assert scores == {key: one["eval_after"]["pass@1"] for key, one in after["other_tasks"].items()}
-    assert found["settings"]["generate"]["task_max_tokens"] == "sevens:3"
-    (both_,) = found["together"]
-    assert both_["pass@1"] == pytest.approx((2 * scores["sevens"] + scores["duel"]) / 3)

@@ -2,22 +2,24 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minrl import trainer
 from minrl.__main__ import main
-from minrl.config import TrainerConfig
-from minrl.dataflow import Request, UserError
+from minrl.dataflow import Completion, Example, Request, Reward, Turn, UserError
 from minrl.engines import Engine, Sampling
 from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
-from minrl.run import setup
+from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
+from minrl.tasks import Task
+from minrl.tasks.task import split
+from tests.chat_templates import tokenizer
 from tests.conftest import CPU
 from tests.killing import killed_at
 
@@ -39,7 +41,7 @@ def requests(policy, *frozen):
 def test_each_request_is_sampled_by_its_own_model_and_reported_by_its_place(pair):
     policy, opponent, engine = pair
     mixed, ended = requests(policy, True, False, False, True, True), []
-    completions = engine.generate(mixed, SAMPLING, ended=ended.extend)
+    completions = engine.generate(mixed, SAMPLING, on_end=ended.extend)
     by_policy, by_opponent = (TorchEngine(model).generate(mixed, SAMPLING) for model in (policy, opponent))
     chosen = [(by_opponent if request.frozen else by_policy)[i] for i, request in enumerate(mixed)]
     assert [c.ids for c in completions] == [c.ids for c in chosen]
@@ -69,11 +71,67 @@ def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair, make_polic
     engine.close()
 
 
-def test_an_opponent_that_reads_other_ids_is_refused(policy, processes):
-    tokenizer = word_tokenizer(["a", "b"])
-    stranger = as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes)
-    with pytest.raises(UserError, match="tokenizer is not the policy's"):
-        EngineWithOpponent(TorchEngine(policy), stranger, policy)
+CHATML = """{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+@pytest.fixture
+def stranger(processes):
+    """A model with another tokenizer, chat template and end token."""
+    own = tokenizer("bytes", CHATML, "<|system|> <|user|> <|assistant|> <|end|>", eos="<|end|>")
+    return as_policy(small_qwen3(own, 64, 2, 2, 0), own, CPU, processes)
+
+
+def dialogue(example, rng):
+    """The policy and a frozen other, who answer each other in chats."""
+    heard = []
+    for _ in range(2):
+        said = yield Turn("me", [{"role": "user", "content": " ".join(["numbers", *heard[-1:]])}])
+        heard.append((yield Turn("other", [{"role": "user", "content": f"say {said}"}], frozen=True)))
+    return {"me": Reward(float(heard[-1]))}
+
+
+def test_an_opponent_with_another_tokenizer_plays_by_text(policy, stranger, workers):
+    class Says(TorchEngine):
+        def __init__(self, own, *texts):
+            super().__init__(own)
+            self.texts, self.calls = list(texts), []
+
+        def generate(self, requests, sampling, **_):
+            self.calls += [(self.policy.decode_all(one.ids), one.max_tokens, sampling) for one in requests]
+            ids = self.policy.tokenizer(self.texts.pop(0))["input_ids"]
+            return [Completion(ids, [0.0] * len(ids), "stop")]
+
+    engine = EngineWithOpponent(Says(policy, "3 <end>", "5 <end>"), stranger, policy, temperature=0.7, max_tokens=3)
+    engine.opponent = Says(stranger, "8<|end|>", "0.5<|end|>")
+    examples = [Example("x", "numbers", {})]
+    task = Task(split(examples, 0.0), None, episode=dialogue, cheap=True, frozen_opponent=True)
+    sampled = rollout(policy, engine, workers, task, examples, Plan(1, 9, 1.0, 0, "test", 1, stop_strings=("yes",)))
+    (one,) = sampled.rollouts
+    assert (sampled.failures, one.reward) == ([], Reward(0.5))
+    assert policy.decode_all(one.ids) == "<user> numbers <assistant> 3 <end> <user> numbers 8 <assistant> 5 <end>"
+    assert [turn.text for turn in one.episode] == [None, "8", None, "0.5"]
+    asked = "<|user|>say 3<|end|><|assistant|>"
+    (first, second) = engine.opponent.calls
+    assert first[0] == asked and second[0] == f"{asked}8<|end|><|user|>say 5<|end|><|assistant|>"
+    ends = frozenset({stranger.tokenizer.eos_token_id})
+    assert first[1:] == (3, Sampling(0.7, ends, ("yes",)))
+    assert {call[1:] for call in engine.engine.calls} == {
+        (9, Sampling(1.0, policy.stop_ids | policy.stop_tokens(["yes"]), ("yes",)))
+    }
+    assert engine.context_length == policy.context_length
+
+
+def test_an_opponent_of_the_same_tokens_has_its_own_temperature_and_limit(pair, workers):
+    policy, opponent, _ = pair
+    engine = EngineWithOpponent(TorchEngine(policy), opponent, policy, temperature=0.1, max_tokens=2)
+    mixed = requests(policy, True, False)
+    cool = TorchEngine(opponent).generate(mixed, replace(SAMPLING, temperature=0.1))
+    assert engine.generate(mixed, SAMPLING) == [cool[0], TorchEngine(policy).generate(mixed, SAMPLING)[1]]
+    task = Task(split([Example("x", "", {})], 0.0), None, episode=dialogue, cheap=True, frozen_opponent=True)
+    sampled = rollout(policy, engine, workers, task, task.dataset.train, Plan(1, 9, 1.0, 0, "test", 1))
+    said = [turn.text for turn in sampled.rollouts[0].episode if turn.role == "other"]
+    assert max(len(policy.tokenizer(text)["input_ids"]) for text in said) == 2
 
 
 @pytest.fixture
@@ -111,7 +169,7 @@ def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, 
     # Another opponent makes another run: it is the opponent's moves that were learned from.
     assert main(["train", *run_flags, "--opponent", str(tmp_path / "model1")]) == 0
     (third,) = {path.name for path in runs.iterdir()} - {first, second}
-    assert "opponent=model1" in third and weights_of(runs, third) != whole
+    assert weights_of(runs, third) != whole
     # And the run goes on against the same one only.
     shutil.rmtree(tmp_path / "model1")
     shutil.copytree(tmp_path / "model0", tmp_path / "model1")
@@ -127,23 +185,6 @@ def test_an_opponent_for_nobody_is_refused(tmp_path):
         main(["evaluate", "--opponent", "x", "--task", "countdown", "--checkpoint", "x"])
 
 
-def test_an_engine_is_closed_when_its_opponent_is_refused(policy, monkeypatch):
-    closed = []
-
-    def refused(*_):
-        raise UserError("another vocabulary")
-
-    engine = SimpleNamespace(close=lambda: closed.append("engine"))
-    stand_ins = {"make_engine": lambda *_: engine, "load_policy": lambda *_: policy, "note_model": lambda *_: None}
-    stand_ins |= {"known_model": lambda *_: "model", "EngineWithOpponent": refused}
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(setup, name, stand_in)
-    run = SimpleNamespace(config=TrainerConfig())
-    with pytest.raises(UserError, match="another vocabulary"):
-        setup._engine(run, {"duel": SimpleNamespace(frozen_opponent=True)}, policy, None)
-    assert closed == ["engine"]
-
-
 @pytest.mark.slow
 def test_evaluate_plays_against_the_opponent_that_is_named(run_flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -151,4 +192,4 @@ def test_evaluate_plays_against_the_opponent_that_is_named(run_flags, tmp_path, 
     sizes = ["--examples", "4", "--samples", "1", "--max-tokens", "6", "--device", "cpu"]
     for more, played in (([], "model0"), (["--opponent", f"{tmp_path}/model1"], "model1")):
         assert main(["evaluate", *task, *sizes, *more, "--output", "result.json"]) == 0
-        assert json.loads(Path("result.json").read_text())["opponent"] == f"{tmp_path}/{played}"
+        assert json.loads(Path("result.json").read_text())["results"][0]["opponent"] == f"{tmp_path}/{played}"

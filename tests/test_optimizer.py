@@ -6,11 +6,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from minrl.config import OptimizerConfig
 from minrl.dataflow import UserError
 from minrl.models.sharding import master_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_optimizer, weights_sha256
+from tests.parsed import sized
 
 missing = find_spec("bitsandbytes") is None
 needs_bitsandbytes = (
@@ -32,9 +32,17 @@ needs_bitsandbytes = (
         ("linear", 0, 4, {1: 0.1 + 0.9 * 3 / 4}),
     ],
 )
-def test_the_learning_rate_warms_up_and_falls_to_a_tenth(schedule, warmup_steps, steps, expected):
-    config = OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=warmup_steps)
+def test_the_learning_rate_warms_up_and_falls_to_a_tenth_by_default(schedule, warmup_steps, steps, expected):
+    config = sized(learning_rate=1.0, schedule=schedule, warmup_steps=warmup_steps)
     assert {step: learning_rate(config, step, steps) for step in expected} == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_falls_to_the_share_that_is_set(schedule):
+    for final in (0.0, 0.25):
+        config = sized(learning_rate=2.0, schedule=schedule, warmup_steps=0, final_learning_rate_frac=final)
+        # Half of the way, both schedules are halfway between the peak and the end.
+        assert [learning_rate(config, step, 8) for step in (4, 8)] == pytest.approx([1 + final, 2 * final], abs=1e-12)
 
 
 def clipped_steps(policy, config, values):
@@ -50,18 +58,18 @@ def clipped_steps(policy, config, values):
 @pytest.mark.parametrize("value", [float("nan"), 1e30])  # the square of 1e30 overflows
 def test_a_gradient_that_is_not_finite_changes_nothing(make_policy, value):
     hit, spared = make_policy(0), make_policy(0)
-    norms = list(clipped_steps(hit, OptimizerConfig(), (2.0, value, 3.0)))
-    assert list(clipped_steps(spared, OptimizerConfig(), (2.0, 3.0))) == [norms[0], norms[2]]
+    norms = list(clipped_steps(hit, sized(), (2.0, value, 3.0)))
+    assert list(clipped_steps(spared, sized(), (2.0, 3.0))) == [norms[0], norms[2]]
     assert not math.isfinite(norms[1]) and weights_sha256(hit) == weights_sha256(spared)
     assert (hit.version, hit.skipped_steps) == (spared.version, spared.skipped_steps) == (2, 0)
 
 
 def test_so_many_skipped_steps_in_a_row_stop_the_run(policy, said):
-    values, norms = (math.nan, math.nan, 1.0, math.nan, math.nan, math.nan), []
-    with pytest.raises(UserError, match=r"gradient of 3 optimizer steps in a row was not finite .* lower --learning-r"):
-        norms.extend(clipped_steps(policy, OptimizerConfig(max_skipped_steps=3), values))
-    assert (policy.version, policy.skipped_steps) == (1, 3)
-    assert ["3 in a row" in line for line in said] == [False] * 4 + [True]
+    values, norms = (math.nan, math.nan, 1.0, *[math.nan] * 5), []
+    with pytest.raises(UserError, match=r"gradient of 5 optimizer steps in a row was not finite: .* lower --lear"):
+        norms.extend(clipped_steps(policy, sized(), values))
+    assert (policy.version, policy.skipped_steps) == (1, 5)
+    assert ["5 in a row" in line for line in said] == [False] * 6 + [True]
 
 
 @pytest.mark.parametrize(("limit", "scale"), [(0.0, 1.0), (0.5, 0.5 / 5)])
@@ -71,14 +79,14 @@ def test_a_gradient_is_scaled_down_to_the_largest_norm_and_used_once(policy, lim
     weight.grad = torch.zeros_like(weight)
     weight.grad[:2] = torch.tensor([3.0, -4.0])  # of norm 5
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    assert clipped_step(policy, optimizer, OptimizerConfig(max_grad_norm=limit)) == 5
+    assert clipped_step(policy, optimizer, sized(max_grad_norm=limit)) == 5
     torch.testing.assert_close(before[:2] - weight[:2], scale * torch.tensor([3.0, -4.0]), atol=1e-6, rtol=0)
     assert torch.equal(weight[2:], before[2:]) and weight.grad is None
 
 
 def test_the_first_step_of_adamw_by_hand_and_only_matrices_decay(policy):
     # Moments start at 0 and are corrected for it: the first step is lr * gradient / (|gradient| + eps) = lr * sign.
-    config = OptimizerConfig(learning_rate=0.01, weight_decay=0.1, adam_beta1=0.7, adam_beta2=0.8)
+    config = sized(learning_rate=0.01, weight_decay=0.1, adam_beta1=0.7, adam_beta2=0.8)
     policy.model.get_input_embeddings().weight.requires_grad_(False)
     optimizer = make_optimizer(policy, config)
     assert all((g["lr"], g["betas"], g["fused"]) == (0.01, (0.7, 0.8), True) for g in optimizer.param_groups)
@@ -101,7 +109,7 @@ def step(policy, optimizer):
 
 @pytest.mark.parametrize("name", ["adamw", pytest.param("adamw8bit", marks=needs_bitsandbytes)])
 def test_saved_moments_continue_bit_for_bit(tmp_path, make_policy, name):
-    config = OptimizerConfig(optimizer=name, learning_rate=1e-2)
+    config = sized(optimizer=name, learning_rate=1e-2)
     policies = [make_policy(0), make_policy(0)]
     first, second = [make_optimizer(policy, config) for policy in policies]
     for _ in range(3):

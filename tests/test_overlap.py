@@ -8,7 +8,6 @@ import pytest
 
 from minrl.dataflow import SOLO, Example, Job, Reward, Turn
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models.distributed import Processes
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task
@@ -41,21 +40,21 @@ class Watched(TorchEngine):
         super().__init__(policy)
         self.caught_up, self.waited, self.calls = caught_up, 0, []
 
-    def generate(self, requests, sampling, *, ended=None):
-        self.calls.append(ended is not None)
-        if ended is None:
+    def generate(self, requests, sampling, *, on_end=None):
+        self.calls.append(on_end is not None)
+        if on_end is None:
             return super().generate(requests, sampling)
         count = 0
 
         def watch(completions):
             nonlocal count
-            ended(completions)
+            on_end(completions)
             count += len(completions)
             if completions and count < len(requests):
                 self.waited += 1
-                until(lambda: ended([]) or self.caught_up(count))
+                until(lambda: on_end([]) or self.caught_up(count))
 
-        return super().generate(requests, sampling, ended=watch)
+        return super().generate(requests, sampling, on_end=watch)
 
 
 class Afterwards(Workers):
@@ -143,7 +142,7 @@ def test_nothing_is_sampled_or_rewarded_otherwise(policy, name):
 def test_beside_a_policy_on_the_cpu_only_the_cores_that_torch_leaves_compute(
     policy, workers, tmp_path, monkeypatch, kind, cores, overlaps, most
 ):
-    monkeypatch.setattr(Processes, "cores", property(lambda self: cores))
+    monkeypatch.setattr(policy.processes, "cores", cores)
     busy, task = [0], replace(noting(tmp_path), cheap="cheap" in kind)
 
     class OnCores(Watched):

@@ -1,12 +1,16 @@
 """A wheel has all that a run needs, and its command does what train.py and evaluate.py do in a checkout."""
 
+import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,7 @@ SOURCES = ("minrl", "pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 TINY = """--run-name countdown-grpo-seed0 --steps 1 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8
     --max-tokens 12 --rollouts-every 1 --eval-samples 1 --eval-examples 4 --base-steps 8 --base-heads 2
-    --base-hidden-size 64 --base-batch-size 16 --reward-workers 1"""
+    --base-hidden-size 64  --reward-workers 1"""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,18 @@ def test_an_interpreter_without_the_packages_says_how_to_install_them(tmp_path):
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert "has no torch, " in ended.stderr and "`make setup` and `source .venv/bin/activate`" in ended.stderr
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    declared = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines} | {"minrl"}
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "minrl").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    assert {{"yaml": "pyyaml"}.get(name, name) for name in packages} - declared == set()
 
 
 def test_a_file_that_hides_a_module_is_named(tmp_path):
@@ -93,4 +109,4 @@ def test_an_installed_package_trains_and_evaluates_outside_a_checkout(wheel, tmp
     assert record["commit"] is None, "the commit of the user's repository is not MinRL's"
     small = ["--examples", "4", "--samples", "1", "--no-greedy", "--quiet", "--device", "cpu", "--no-charts"]
     said = call("evaluate", "--checkpoint", "countdown-grpo-seed0", "--task", "countdown", *small)
-    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["n"] == 4
+    assert json.loads(said[said.index("{") : said.rindex("}") + 1])["results"][0]["n"] == 4

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minrl.batch import pack
-from minrl.config import ModelConfig
 from minrl.dataflow import UserError
-from minrl.models.loading import END, USER, save_model
+from minrl.models.loading import END, USER
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy
 from tests.conftest import CPU
+from tests.parsed import sized
 
 
 def ids_of(policy, text):
@@ -38,7 +38,7 @@ def test_a_stop_string_that_is_one_token_stops_by_its_id(policy):
 
 
 def test_template_options_reach_the_template_and_without_one_messages_are_refused(policy, processes):
-    config = ModelConfig(device="cpu", threads=1, chat_template_options='{"enable_thinking": true}')
+    config = sized(device="cpu", threads=1, chat_template_options='{"enable_thinking": true}')
     thinking = as_policy(policy.model, policy.tokenizer, config, processes)
     thinking.tokenizer.chat_template = "{% if enable_thinking %}yes{% else %}no{% endif %} {{ messages[0].content }}"
     assert thinking.encode_prompt(user("numbers")) == ids_of(policy, "yes numbers")
@@ -76,14 +76,6 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path, policy, proces
     assert "model.norm.weight" in refusal(tmp_path, processes)
     file.write_bytes(file.read_bytes()[:1000])
     assert "is not a model folder that transformers can load" in refusal(tmp_path, processes)
-
-
-def test_a_tokenizer_with_tokens_that_the_embedding_lacks_is_refused(tmp_path, policy, processes):
-    rows = len(policy.tokenizer)
-    policy.tokenizer.add_special_tokens({"extra_special_tokens": ["<tool>"]})
-    save_model(policy.model, policy.tokenizer, tmp_path)
-    expected = f"has 1 tokens that the model's embedding of {rows} rows lacks, '<tool>' with id {rows} among them"
-    assert expected in refusal(tmp_path, processes)
 
 
 def test_weights_that_are_not_finite_are_not_saved(policy, tmp_path):

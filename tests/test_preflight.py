@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import minrl
-from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Reward, UserError
 from minrl.rollout import Rollouts
 from minrl.run import preflight as module
@@ -17,6 +17,7 @@ from minrl.run.preflight import (
     checkpoint_bytes,
     disk_findings,
     estimate,
+    held_bytes,
     leave_out_unusable,
     memory_findings,
     preflight,
@@ -26,6 +27,7 @@ from minrl.run.preflight import (
     sampled_as,
 )
 from minrl.tasks import Dataset, Task
+from tests.parsed import sized
 from tests.rewards import unfinished
 
 END = 2
@@ -80,9 +82,28 @@ def test_what_completions_and_their_rewards_show(policy, make_rollout, completio
         for (ids, end), value in completions
     ]
     played = Rollouts(rollouts, [f"Traceback\n  {failure}\nKeyError: 'answer'\n"] * bool(failure))
-    task, config = Task(Dataset(lengths(1), lengths(2)), never), TrainerConfig(max_tokens=8)
+    task, config = Task(Dataset(lengths(1), lengths(2)), never), sized(max_tokens=8)
     found = list(sample_findings(policy, None, "mine", task, played, limit, 0.0, config))
     assert len(found) == bool(expected) and all(expected in finding for finding in found)
+
+
+def test_one_prompt_is_shown_with_its_best_and_its_worst_completion(policy, make_rollout):
+    prompt, (best, *others) = policy.encode_prompt("numbers 3 7"), ([7, END], [8, END], [9, 9])
+    rollouts = [
+        make_rollout([5], best, group=0, reward=Reward(0.5)),  # of a group without a difference
+        *(make_rollout(prompt, ids, group=1, reward=Reward(0.2)) for ids in others),
+        make_rollout(prompt, best, group=1, reward=Reward(0.9, {"form": 0.1, "right": 0.8})),
+        make_rollout(prompt, others[1], group=1, reward=None),
+    ]
+    (title, shown, first, said, second, other) = module.best_and_worst(policy, "mine", rollouts)
+    assert title == "a prompt of mine as the model sees it, 3 tokens:" and shown == f"    {policy.decode_all(prompt)}"
+    assert first == "the best of its 3 completions, reward 0.9 (form 0.1, right 0.8):"
+    assert said == f"    {policy.decode_all(best)}" and policy.decode_all([END]) in said
+    assert second == "the worst of its 3 completions, reward 0.2:" and other == f"    {policy.decode_all(others[0])}"
+    long = make_rollout(prompt, [7] * 5000, reward=Reward(0.5))
+    lines = module.best_and_worst(policy, "mine", [long])
+    assert len(lines) == 6 and max(map(len, lines)) < 250 and "worst" not in "".join(lines)
+    assert module.best_and_worst(policy, "mine", rollouts[-1:]) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +115,7 @@ def test_what_completions_and_their_rewards_show(policy, make_rollout, completio
 )
 def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch, changes, count):
     settings = {"save_every": 2, "keep_checkpoints": 2, "keep_best": False, "steps": 6, **changes}
-    config = TrainerConfig(checkpoints_dir=str(tmp_path), **settings)
+    config = sized(checkpoints_dir=str(tmp_path), **settings)
     one, free = checkpoint_bytes(policy, config), []
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[-1]))
     free.append(count * one + 1)
@@ -112,7 +133,7 @@ def test_a_reward_that_always_raises_ends_the_run_in_one_line_with_its_place(pol
     task = Task(sevens.dataset, unfinished)
     line, count = unfinished.__code__.co_firstlineno, 2 * len(sevens.dataset.train)
     with pytest.raises(UserError, match=f"every reward .* failed in the preflight, {count} of {count}") as refused:
-        list(preflight(policy, engine, workers, task, TrainerConfig(group_size=2, max_tokens=3)))
+        list(preflight(policy, engine, workers, task, sized(group_size=2, max_tokens=3)))
     assert "NotImplementedError" in str(refused.value) and "\n" not in str(refused.value)
     (place,) = re.findall(r"rewards\.py:(\d+)\)", str(refused.value))
     assert line < int(place) <= line + 3
@@ -130,7 +151,7 @@ SMALL = 135 * 10**6
     ],
 )
 def test_a_learning_rate_that_suits_another_size_or_other_weights_is_named(weights, rate, rank, said):
-    config = TrainerConfig(model_id="some/model", learning_rate=rate, lora_rank=rank)
+    config = sized(model_id="some/model", learning_rate=rate, lora_rank=rank)
     found = list(rate_findings(SimpleNamespace(num_weights=weights), config))
     assert len(found) == bool(said) and all(said in finding for finding in found)
 
@@ -139,15 +160,33 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
     weights = list(policy.model.parameters())
     for weight in weights[1:]:
         weight.requires_grad_(False)
-    # A gradient of 4 bytes and the moments for each weight that trains; for each of 2 x 3 x 9 tokens the inputs of two
-    # layers of 64 in 4 bytes, and twice the 40 x 64 + 16 x (1 x 32) + 16 x 192 bytes that one layer keeps.
-    more = (4 + 8) * weights[0].numel() + 54 * (2 * 64 * 4 + 2 * (40 * 64 + 16 * 32 + 16 * 192))
-    config = TrainerConfig(prompts_per_step=2, group_size=3, max_tokens=9)
+    policy._activation_growth = (100.0, 2.0)  # bytes of a token, and of each token that it sees
+    # A gradient of 4 bytes and the moments for each weight that trains; activations of 2 x 3 x 9 tokens.
+    more = (4 + 8) * weights[0].numel() + 54 * (100 + 2 * 9)
+    config = sized(prompts_per_step=2, group_size=3, max_tokens=9, activation_checkpointing="never")
     monkeypatch.setattr(type(policy), "free_memory", lambda self: more + 1)
     assert list(memory_findings(policy, config)) == []
     monkeypatch.setattr(type(policy), "free_memory", lambda self: more)
-    one_finding(memory_findings(policy, config), "weights needs about", "choose a smaller model")
+    one_finding(memory_findings(policy, config), "beside the loaded weights", "choose a smaller model")
     assert list(memory_findings(policy, config.with_settings(micro_batch_tokens=53))) == []
+    assert (
+        held_bytes(policy, config, 10**6)["activations"] == config.micro_batch_tokens * 118
+    )  # no more than a micro-batch
+
+
+@pytest.mark.parametrize(
+    ("sharding", "shards"), [("none", 1), ("full", 8), ("hybrid", 4)], ids=["none", "full", "hybrid"]
+)
+def test_eight_processes_on_two_machines_hold_shards_each(policy, monkeypatch, sharding, shards):
+    half = SimpleNamespace(count=8, local_count=4, dtype=torch.bfloat16)
+    monkeypatch.setattr(policy, "processes", half)
+    monkeypatch.setattr(type(policy), "free_memory", lambda self: 10)  # so little that activations are recomputed
+    policy._activation_growth = (100.0, 0.0)
+    held, config = policy.num_weights, sized(sharding=sharding)
+    found = held_bytes(policy, config, 7)
+    assert found == {"gradients": 4 * held / shards, "moments": 8 * held / shards, "casts": 2 * held / shards} | {
+        "activations": 700
+    }
 
 
 @pytest.mark.parametrize(
@@ -160,7 +199,7 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
 def test_no_more_is_sampled_than_in_a_default_step(policy, monkeypatch, weights, settings, cheap, sampled):
     monkeypatch.setattr(type(policy), "num_weights", weights)
     task = Task(Dataset(lengths(*range(1, 99)), lengths(99)), never, cheap=cheap)
-    examples, plan = sampled_as(policy, "mine", task, TrainerConfig(**settings), 1)
+    examples, plan = sampled_as(policy, "mine", task, sized(**settings), 1)
     assert (len(examples), plan.group_size, plan.max_tokens) == sampled
 
 
@@ -169,12 +208,12 @@ def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollou
     takes 0.8 s.
     """
     monkeypatch.setattr(module, "forward_s", lambda policy, rollouts, _: 0.2 * len(rollouts))
-    monkeypatch.setattr(module, "expected_bytes", lambda policy, config, tokens: tokens * 2**30)
+    monkeypatch.setattr(module, "held_bytes", lambda policy, config, tokens: {"activations": tokens * 2**30})
     rollouts = [make_rollout([1], [5, 6], finish_reason=end) for end in ("stop", "stop", "stop", "length")]
     sizes = {"prompts_per_step": 2, "group_size": 4, "max_tokens": 4, "eval_every": 5, "eval_samples": 2}
     task = Task(Dataset(lengths(99), lengths(*range(10))), never)
     sampled = {"mine": Sampled(rollouts, 2, 2.0)}
-    line = estimate(policy, {"mine": task}, sampled, TrainerConfig(steps=10, **sizes), 2**29)
+    line = estimate(policy, {"mine": task}, sampled, sized(steps=10, **sizes), 2**29)
     # Of 8 completions: 8 / 4 x 5 / 4 x (2 + 3 x 0.8) s. Of 10 x 3 held-out ones: 30 / 4 x 5 / 4 x 2 s, three times.
     # 10 steps of 11 s and 3 evaluations of 18.75 s are 166 s. 8 / 4 x 5 / 4 x (4 x 3) tokens.
     assert line == "about 11 s a step, 19 s an evaluation, 3 min in all, and 30.5 GiB of memory"

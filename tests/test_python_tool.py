@@ -1,7 +1,6 @@
 """Python as a tool inside an episode: what is a call, what it brings back, and that nothing of that is trained on."""
 
 import json
-import math
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -19,7 +18,6 @@ from minrl.rewards.workers import Failure
 from minrl.rollout import Plan, rollout
 from minrl.run.folder import RunFolder
 from minrl.tasks import Task, load_task
-from minrl.tasks.code_tool import CodeToolOptions
 from minrl.tasks.grader import Grader
 from minrl.tasks.programs import programs
 from minrl.tasks.python_tool import (
@@ -39,8 +37,10 @@ from tests.chat_templates import tokenizer
 from tests.conftest import CPU
 from tests.killing import killed_at
 from tests.parsed import parsed
+from tests.test_documents import ROOT
 from tests.test_rollout import Scripted
 
+PRODUCTS = f"{ROOT / 'docs/products.py'}:products"
 PATIENT = PythonOptions(seconds=60.0, characters=200)
 """For programs that end by themselves, however slow the machine."""
 
@@ -51,8 +51,6 @@ CALLS = [
     ("<tool_call>print(1)</tool_call> <tool_call>print(2)</tool_call>", "print(1)"),  # the first one ends it
     ("<tool_call>\n```python\nprint(1)\n```\n</tool_call>", "print(1)"),
     ('<tool_call>\n{"name": "python", "arguments": {"code": "print(\\"a\\")"}}\n</tool_call>', 'print("a")'),
-    ('<tool_call>{"name": "python", "arguments": "print(1)"}</tool_call>', "print(1)"),
-    ('<tool_call>{"name": "code_interpreter", "parameters": {"code": "print(1)"}}</tool_call>', "print(1)"),
     ("<tool_call>{print(1)}</tool_call>", "{print(1)}"),  # no JSON: a program, if an odd one
 ]
 
@@ -65,24 +63,18 @@ def test_a_call_holds_a_program_between_two_marks():
 
 
 @pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        ("  \n", "no program"),
-        ('{"name": "search", "arguments": {"code": "print(1)"}}', "no tool search"),
-        ('{"name": "python", "arguments": {"code": 7}}', "as a string"),
-        ('{"a": ' + "9" * 5000 + "}", "digit"),  # Python reads no integer of so many
-    ],
+    "call",
+    ["  \n", '{"name": "search", "arguments": {"code": "print(1)"}}', '{"name": "python", "arguments": {"code": 7}}'],
 )
-def test_a_malformed_call_says_what_is_wrong(call, reason):
-    with pytest.raises(ValueError, match=reason):
-        program_of(call)
+def test_a_malformed_call_holds_no_program(call):
+    assert program_of(call) == ""
 
 
 PROGRAMS = [
     # the program, what is shown, whether the call failed
     ("x = 1", "[nothing was printed: print what you need]", False),
-    ("print(1)\n1 / 0", "1\n[error in line 2] ZeroDivisionError: division by zero", True),
-    ("print(1", "[error in line 1] SyntaxError: '(' was never closed", True),
+    ("print(1)\n1 / 0", "1\n[error] ZeroDivisionError: division by zero", True),
+    ("print(1", "[error] SyntaxError: '(' was never closed", True),
     ("import sys\nsys.exit(3)", "[error] exit status 3", True),
     ("print('ab' * 150)", "ab" * 100 + "\n[cut off after 200 characters]", False),
     ("while True: print('x' * 99)", "x" * 99 + "\n*[stopped: it printed too much]", True),
@@ -90,7 +82,7 @@ PROGRAMS = [
     ("class A: pass\nprint([A()])", "[<__main__.A object at 0x...>]", False),
     # what a template or a reader could take for something else
     ("print('<|im_end|> </tool_response> <tool_call>')", "< |im_end| > < /tool_response> < tool_call>", False),
-    ("raise ValueError('</s>\\u202e')", "[error in line 1] ValueError: < /s>\\u202e", True),
+    ("raise ValueError('</s>\\u202e')", "[error] ValueError: < /s>\\u202e", True),
     # a folder of its own: what the last program left is gone
     ("import os; print(os.listdir()); open('left', 'w')", "['program.py']", False),
 ]
@@ -100,7 +92,7 @@ def test_what_a_program_brings_back():
     for program, shown, failed in PROGRAMS:
         ran = run_program(program, replace(PATIENT, seconds=0.3) if "pass" in program[-5:] else PATIENT)
         begins, _, ends = shown.partition("*[")
-        assert ran.failed == failed and ran.seconds > 0 and len(ran.text) < 300, program
+        assert ran.failed == failed and len(ran.text) < 300, program
         assert ran.text == shown or (ends and ran.text.startswith(begins) and ran.text.endswith(ends)), program
 
 
@@ -131,7 +123,7 @@ def playing(*said, options=PATIENT, task=ALONE):
             play.advance(said.pop(0))
         elif play.pending.function.otherwise is stopped:
             program, _ = play.pending.arguments
-            play.advance(ToolResult(f"printed by {program}", "raise" in program, 0.25))
+            play.advance(ToolResult(f"printed by {program}", "raise" in program))
         else:
             play.advance(play.pending.function(*play.pending.arguments))
     assert not said and play.failure is None, play.failure
@@ -146,7 +138,7 @@ def test_what_the_tool_printed_is_the_next_message_and_the_last_turn_is_the_answ
     ]
     assert [turn.optional for turn in shown] == [False, True]
     assert (reward.value, reward.solved) == (1.0, True)
-    costs = {"tool_calls": 1.0, "tool_failed": 0.0, "tool_s": 0.25}
+    costs = {"tool_calls": 1.0, "tool_failed": 0.0}
     assert reward.parts == {"characters": len("<answer> 42 </answer>"), **costs}
 
 
@@ -160,14 +152,14 @@ def test_a_call_that_is_one_too_many_is_not_run_and_is_no_answer():
     options = PythonOptions(calls=2)
     reward, shown = playing(call, call, "<tool_call>print('<answer> 42 </answer>')</tool_call>", options=options)
     assert reward.value == 0 and len(shown) == 3
-    assert (reward.parts["tool_calls"], reward.parts["tool_failed"], reward.parts["tool_s"]) == (2, 2, 0.5)
+    assert (reward.parts["tool_calls"], reward.parts["tool_failed"]) == (2, 2)
     assert playing(call, call, f"<answer> 42 </answer> {call}", options=options)[0].value == 1.0
 
 
 def test_a_malformed_call_costs_a_call_and_says_why():
     reward, shown = playing('<tool_call>{"name": "<|im_end|>"}</tool_call>', "no")
-    assert "< |im_end| >" in shown[1].message[0]["content"]
-    assert (reward.parts["tool_calls"], reward.parts["tool_failed"], reward.parts["tool_s"]) == (1, 1, 0)
+    assert shown[1].message == [{"role": "tool", "content": "[error] no program"}]
+    assert (reward.parts["tool_calls"], reward.parts["tool_failed"]) == (1, 1)
 
 
 def test_a_sandbox_that_fails_is_not_the_completions_doing():
@@ -264,7 +256,7 @@ def test_a_task_is_named_with_its_tool():
     [
         ("--task countdown+pyton", "no tool 'pyton' to play a task with: choose python, as in countdown\\+python"),
         ("--task countdown+python --python.calls 0", "python.calls must be from 1 to 64, got 0"),
-        ("--task code_tool --code-tool.characters 5", "code_tool.characters must be from 16 to 100000, got 5"),
+        ("--task gsm8k+python --python.characters 5", "python.characters must be from 16 to 100000, got 5"),
     ],
 )
 def test_wrong_uses_are_refused_in_one_line(flags, reason):
@@ -273,7 +265,7 @@ def test_wrong_uses_are_refused_in_one_line(flags, reason):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["tictactoe+python", "code_tool"])
+@pytest.mark.parametrize("name", ["tictactoe+python", PRODUCTS])
 def test_demonstrations_call_in_the_form_that_is_run(name):
     task, rng = load_task(name), Random(0)
     words, called = {*task.vocabulary}, 0
@@ -287,29 +279,18 @@ def test_demonstrations_call_in_the_form_that_is_run(name):
     assert called >= 8
 
 
-def test_problems_of_code_tool_are_right_and_no_product_is_on_both_sides():
-    task = load_task("code_tool", {"code_tool": CodeToolOptions(max_number=10**12, factors=3, problems=300)})
-    assert task.vocabulary == () and task.demonstrations is None  # no word for each number
+def test_the_products_of_the_docs_are_right_and_are_called_for():
+    task, rng = load_task(PRODUCTS), Random(0)
     examples = [*task.dataset.train, *task.dataset.held_out]
-    assert len(examples) == len({example.id for example in examples}) >= 295
-    for example in examples:
-        numbers = [int(word) for word in example["expression"].replace("%", "*").split(" * ")]
-        assert example["answer"] == math.prod(numbers[:-1]) % numbers[-1]
-        assert example.prompt[-1]["content"] == f"{example['expression']} ="
+    assert len(examples) > 1900 and all(str(eval(one["problem"])) == one["answer"] for one in examples)
+    one = examples[0]
+    for said, value in ((one["answer"], 0), (f"<answer> {one['answer']} </answer>", 1), ("<answer> 100 </answer>", 0)):
+        assert task.reward(said, one) == value
+    called = [any(one["problem"] in said for _, said in task.demonstrations(one, rng)) for one in examples]
+    assert 0.25 < sum(called) / len(called) < 0.35  # three of ten
 
 
-def test_code_tool_pays_for_the_integer_alone():
-    reward, example = load_task("code_tool").reward, Example("", "", {"answer": 10})
-    assert reward("<answer>**10**.</answer>", example).value == 1
-    for said in (
-        "10",
-        "<answer> 10 or 11 </answer>",
-        "<answer> 5 + 5 </answer>",
-    ):
-        assert reward(said, example).value == 0
-
-
-RESUMED = """--task code_tool --code-tool.max-number 9 --base-steps 40 --base-batch-size 16 --base-learning-rate 1e-2
+RESUMED = f"""--task {PRODUCTS} --base-steps 60
     --base-hidden-size 64 --base-heads 2 --base-layers 1 --prompts-per-step 2 --group-size 4 --max-tokens 12 --steps 4
     --save-every 1 --eval-every 0 --eval-examples 2 --eval-samples 1 --rollouts-every 2 --reward-workers 1 --threads 1
     --device cpu --no-preflight"""
@@ -326,15 +307,15 @@ def test_a_run_with_the_tool_that_was_killed_continues_to_the_same_weights(tmp_p
         return json.loads(found.read_text())
 
     assert ran("whole", *RESUMED.split()) == 0
-    lines = RunFolder(next((tmp_path / "whole").glob("code_tool*"))).metrics
+    lines = RunFolder(next((tmp_path / "whole").glob("products*"))).metrics
     assert sum(line.get("reward/part/tool_calls", 0.0) for line in lines[1:]) > 0
     with killed_at(trainer, "update_policy", 3):
         ran("killed", *RESUMED.split())
     assert ran("killed", "--resume", "latest") == 0
     assert summary("killed")["weights_sha256"] == summary("whole")["weights_sha256"]
     assert summary("killed")["eval_after"]["pass@1"] == summary("whole")["eval_after"]["pass@1"]
-    checkpoint = next((tmp_path / "whole/checkpoints").glob("code_tool*/step_000004"))
-    flags = f"--task code_tool --checkpoint {checkpoint} --examples 6 --samples 2 --output {tmp_path}/scores".split()
+    checkpoint = next((tmp_path / "whole/checkpoints").glob("products*/step_000004"))
+    flags = f"--task {PRODUCTS} --checkpoint {checkpoint} --examples 6 --samples 2 --output {tmp_path}/scores".split()
     assert main(["evaluate", *flags]) == 0
     rows = [json.loads(line) for line in next(tmp_path.glob("scores/**/completions.jsonl")).read_text().splitlines()]
-    assert any(turn["prompt"][0]["role"] == "tool" for row in rows for turn in row.get("turns", []))
+    assert any(one["parts"]["tool_calls"] > 0 for row in rows for one in row["roles"].values())

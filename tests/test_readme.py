@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from minrl.__main__ import main
-from minrl.tasks import find_definition
+from minrl.tasks import load_task
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = """--run-name beads-grpo-seed0 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8
-    --max-tokens 12 --eval-samples 4 --base-steps 60 --base-hidden-size 64 --base-heads 2 --base-batch-size 16
+    --max-tokens 12 --eval-samples 4 --base-steps 60 --base-hidden-size 64 --base-heads 2 
     --reward-workers 1"""
 PAGE = (ROOT / "docs" / "tasks.md").read_text()
 
@@ -30,8 +30,7 @@ def beads(tmp_path, monkeypatch):
 
 
 def test_the_example_of_a_task_shows_no_held_out_prompt(beads):
-    definition = find_definition(f"{beads}:beads")
-    dataset = definition.make(definition.options(), "").dataset
+    dataset = load_task(f"{beads}:beads").dataset
     assert dataset.train and not {e.prompt for e in dataset.train} & {e.prompt for e in dataset.held_out}
 
 

@@ -14,7 +14,7 @@ from minrl.report.charts import Chart, svg
 from minrl.report.page import markdown_table, over_seeds, results
 from minrl.report.report import _default_folder
 from minrl.report.runs import groups_of, mean, read_run, student
-from minrl.utils.files import LOCK, append_jsonl, lock
+from minrl.utils.files import LOCK, append_jsonl, lock, write_packed
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ DAMAGED = "config.json is damaged or not a run's"
 def test_what_is_broken_is_said_in_one_line(make_run, capsys, tmp_path, breaking, message, listed_as):
     make_run("good")
     breaking(folder := make_run("a"))
-    broken("config.json", b'{"minrl_run": "a", "config": {"tasks": 5, "task": [], "note": {}}}')(make_run("odd"))
+    broken("config.json", b'{"minrl_run": "a", "config": {"tasks": 5, "task": [] }}')(make_run("odd"))
     with pytest.raises(UserError, match=message) as error:
         main(["report", str(folder)])
     assert "\n" not in str(error.value)
@@ -160,18 +160,18 @@ def test_what_the_user_got_wrong_is_said_in_one_line(make_run, tmp_path, argumen
 
 
 def test_the_page_is_one_file_with_every_curve_over_steps_tokens_and_seconds(make_run, capsys):
-    folder = make_run("a", note="<b>why</b> not")
+    folder = make_run("a", not_default={"judge_prompt": "<b>why</b> not"}, judge_prompt="<b>why</b> not")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines[1:]:
         line |= {"speed/tokens_per_s": 50.0, "system/memory_gib": 1.0, "system/cpu_percent": 90.0}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text, written, _ = report(capsys, folder)
+    _, written, _ = report(capsys, folder)
     source = (written / "report.html").read_text()
     assert not re.search(r"""(src|href|action)=["'](?!#)|<script|<link|<iframe|url\(http""", source)
     for axis in ("tokens", "seconds"):
         assert f"#by-{axis}:not(:checked) ~ .{axis}" in source
     assert source.count("<svg>held-out pass@1 of sevens</svg>") == source.count("<svg>reward</svg>") == 3
-    assert "a: &lt;b&gt;why&lt;/b&gt; not" in source and "- a: <b>why</b> not" in text
+    assert "&lt;b&gt;why&lt;/b&gt; not" in source and "<b>why" not in source
     # Steps of 2 seconds with 50 tokens a second, none before step 1.
     run = read_run(folder)
     assert list(run.positions("tokens").values()) == [0.0, 100.0, 200.0, 300.0, 400.0]
@@ -182,7 +182,7 @@ def test_the_page_is_one_file_with_every_curve_over_steps_tokens_and_seconds(mak
 
 
 def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interval(make_run, capsys):
-    runs = [make_run(f"x-seed{seed}", seed=seed, note=f"note {seed}") for seed in (0, 1)]
+    runs = [make_run(f"x-seed{seed}", seed=seed) for seed in (0, 1)]
     runs += [make_run("y-seed0", seed=0, learning_rate=1.0), make_run("x-seed0-2", seed=0)]
     shift = runs[1] / "metrics.jsonl"
     shift.write_text(shift.read_text().replace('"eval/sevens/pass@1": 0.6', '"eval/sevens/pass@1": 0.62'))
@@ -247,3 +247,56 @@ def test_without_a_name_all_runs_are_listed_the_last_written_at_the_end(make_run
 
 def test_a_cell_cannot_break_its_table():
     assert markdown_table(["a"], [["x|y\nz"]]).splitlines()[-1] == "| x\\|y z |"
+
+
+def evaluation(folder, step, verdicts, category=None):
+    """An evaluation of problems that are solved or not, greedily and in two samples of each."""
+    lines = [
+        {
+            "task": "sevens",
+            "mode": mode,
+            "example_id": str(n),
+            "role": "policy",
+            "prompt": f"say | {n}",
+            "solved": solved,
+        }
+        | {"category": {"odd": str(n % 2)} if category else {}}
+        for mode in ("greedy", "sampled", "sampled")
+        for n, solved in enumerate(verdicts)
+    ]
+    write_packed(folder / "evaluations" / f"step_{step:06d}.jsonl.gz", lines)
+
+
+def test_problems_whose_verdict_changed_and_categories_are_tables(make_run, capsys):
+    folder, other = make_run("a"), make_run("b")
+    evaluation(folder, 0, [True, False, None, True], category=True)
+    evaluation(folder, 2, [True] * 4)  # neither the first nor the last
+    evaluation(folder, 4, [False, True, True, True], category=True)
+    evaluation(other, 4, [True], category=True)
+    text, written, _ = report(capsys, folder, other)
+    part = text.split("## Held-out problems")[1].split("## Cost")[0]
+    assert "a, greedy: 2 problems became right, 1 became wrong" in part and "b, greedy" not in part
+    # Of problems 0 and 2 the first was right before and the second after; of 1 and 3 one before, both after.
+    rows = [line for line in part.splitlines() if line.startswith(("| a", "| b"))]
+    assert rows[:3] == [
+        "| a | sevens | odd=0 | 2 | 50.0% | 50.0% |",
+        "| a | sevens | odd=1 | 2 | 50.0% | 100.0% |",
+        "| b | sevens | odd=0 | 1 | - | 100.0% |",
+    ]
+    assert rows[3:] == [
+        "| a | sevens | say \\| 0 | right | wrong |",
+        "| a | sevens | say \\| 1 | wrong | right |",
+        "| a | sevens | say \\| 2 | wrong | right |",
+    ]
+    page = (written / "report.html").read_text()
+    assert "<h2>Held-out problems</h2>" in page and "<td>say | 2</td>" in page
+
+
+def test_many_changes_are_counted_and_some_of_them_shown(make_run, capsys):
+    folder = make_run("a")
+    evaluation(folder, 0, [False] * 30 + [True])
+    evaluation(folder, 4, [True] * 30 + [False])
+    text, *_ = report(capsys, folder)
+    assert "a, greedy: 30 problems became right, 1 became wrong; 20 of them are below" in text
+    shown = [line for line in text.splitlines() if "| say" in line]
+    assert len(shown) == 20 and shown[0].endswith("say \\| 30 | right | wrong |")

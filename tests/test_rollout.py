@@ -265,10 +265,10 @@ def odd_ones_fail(example, rng):
 class Counting(TorchEngine):
     """Counts its requests."""
 
-    count = last = 0
+    count = 0
 
     def generate(self, requests, sampling, **named):
-        self.count, self.last = self.count + len(requests), len(requests)
+        self.count += len(requests)
         return super().generate(requests, sampling, **named)
 
 
@@ -279,7 +279,6 @@ def test_several_processes_play_what_one_would(make_policy, workers):
     def sampled(policy):
         engine = Counting(policy)
         found = rollout(policy, engine, workers, task, examples, Plan(2, 8, 1.0, 0, "test", 1, first_slot=10))
-        assert (engine.last == 0) == (policy.processes.count > 1)  # others may go on with an engine that it shares
         return found, engine.count
 
     alone, requests = sampled(make_policy())

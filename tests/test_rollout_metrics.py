@@ -1,13 +1,12 @@
-"""Numbers and distributions of a step's rollouts, by hand."""
+"""Numbers of a step's rollouts, by hand."""
 
-import numpy as np
 import pytest
-import torch
 
 from minrl.dataflow import Reward
-from minrl.tracking.metrics import distributions, rollout_metrics
+from minrl.tracking.metrics import rollout_metrics
 
 RIGHT, WRONG = Reward(1.0, {"format": 1.0}), Reward(0.0, {"format": 0.5})
+LIMIT = {"": 4}
 
 
 def test_the_numbers_of_four_rollouts_by_hand(make_rollout):
@@ -37,17 +36,17 @@ def test_the_numbers_of_four_rollouts_by_hand(make_rollout):
         "rollout/prompt_tokens_mean": 2.5,
         "rollout/entropy": 1,
     }
-    assert rollout_metrics(rollouts, 4) == pytest.approx(expected)
-    lost = rollout_metrics(rollouts, 4, num_lost=4)  # episodes that never began
+    assert rollout_metrics(rollouts, LIMIT) == pytest.approx(expected)
+    lost = rollout_metrics(rollouts, LIMIT, num_lost=4)  # episodes that never began
     assert lost == pytest.approx({**expected, "reward/unscorable_frac": 5 / 8})
-    nothing_scored = rollout_metrics(rollouts[3:], 4)
+    nothing_scored = rollout_metrics(rollouts[3:], LIMIT)
     assert {tag for tag in nothing_scored if tag.startswith("reward/") or "solved" in tag} == {"reward/unscorable_frac"}
 
 
 def test_groups_are_solved_by_none_some_or_all_of_their_rollouts(make_rollout):
     outcomes = {0: [RIGHT, RIGHT], 1: [RIGHT, WRONG], 2: [WRONG, WRONG], 3: [WRONG, None], 4: [None, None]}
     rollouts = [make_rollout([1], [2], group=group, reward=r) for group, rewards in outcomes.items() for r in rewards]
-    metrics = rollout_metrics(rollouts, 4)
+    metrics = rollout_metrics(rollouts, LIMIT)
     # Of the four groups that could be scored: one all, one some, and two none, the unscorable left out.
     assert [metrics[f"reward/solve_{some}_group_frac"] for some in ("all", "some", "none")] == [0.25, 0.25, 0.5]
 
@@ -58,16 +57,9 @@ def test_each_role_has_the_mean_of_its_own_rewards_and_parts(make_rollout):
         make_rollout([1], [2], role=role, reward=None if value is None else Reward(value, {"legal": value / 2}))
         for role, value in given
     ]
-    by_role = {tag: value for tag, value in rollout_metrics(rollouts, 4).items() if tag.startswith("reward/role")}
+    by_role = {tag: value for tag, value in rollout_metrics(rollouts, LIMIT).items() if tag.startswith("reward/role")}
     means = {"a": 0.5, "a/legal": 0.25, "b": 0.25, "b/legal": 0.125}
     assert by_role == {f"reward/role/{name}": mean for name, mean in means.items()}
-    assert not any(tag.startswith("reward/role") for tag in rollout_metrics(rollouts[:2], 4))  # that of all is its own
-
-
-def test_distributions_hold_raw_weights_of_what_was_scored(make_rollout):
-    rollouts = [make_rollout([1], [2, 3], reward=RIGHT), make_rollout([1], [4], reward=None)]
-    found = distributions(rollouts, torch.tensor([-1.0 + np.log(3.0), -1.0, torch.nan]))
-    # The engine's log-probabilities are -1: weights 3 and 1, however high, and none for what was not computed.
-    np.testing.assert_allclose(found["engine/importance_weight"], [3.0, 1.0], rtol=1e-6)
-    np.testing.assert_array_equal(found["rollout/completion_tokens"], [2, 1])
-    np.testing.assert_array_equal(found["reward/value"], [1.0])
+    assert not any(
+        tag.startswith("reward/role") for tag in rollout_metrics(rollouts[:2], LIMIT)
+    )  # that of all is its own

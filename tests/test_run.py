@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import minrl
-from minrl.config import RolloutConfig, TrainerConfig
 from minrl.run.records import next_steps
 from minrl.run.run import Run
-from minrl.tasks import TASK_DEFINITIONS
+from minrl.tasks import TASK_DEFINITIONS, option_classes
+from tests.parsed import sized
 
 CHECKOUT = Path(minrl.__file__).parents[1]
 
@@ -22,8 +22,8 @@ def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(tm
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.chdir(CHECKOUT)
-    options = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
-    settings = TrainerConfig(steps=600_000, rollout=RolloutConfig(task="a b.py:task"))
+    options = {name: options() for name, options in option_classes(TASK_DEFINITIONS).items()}
+    settings = sized(steps=600_000, task="a b.py:task")
     run = Run("run", settings, options, tmp_path / "my runs/run", tmp_path / "kept", identity="abc")
     (run.folder / "rollouts").mkdir(parents=True)
     (run.folder / "rollouts/step_000001.jsonl.gz").touch()

@@ -9,7 +9,7 @@ import pytest
 
 from minrl import trainer
 from minrl.__main__ import main
-from minrl.config import LoggingConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import UserError
 from minrl.run.checkpoint import save_policy
 from minrl.run.folder import OWNER, RunFolder, resolve_model
@@ -19,6 +19,7 @@ from minrl.utils.cli import parse
 from minrl.utils.files import LOCK
 from tests.conftest import SMALL_RUN
 from tests.killing import killed_at
+from tests.parsed import sized
 
 FORK = multiprocessing.get_context("fork")
 NAME = "run"
@@ -70,8 +71,8 @@ def names_in(folder):
 
 
 def new_run(folder, **more):
-    places = LoggingConfig(runs_dir=str(folder / "runs"), checkpoints_dir=str(folder / "checkpoints"), **more)
-    return open_run(TrainerConfig(logging=places), {}, [])
+    places = {"runs_dir": str(folder / "runs"), "checkpoints_dir": str(folder / "checkpoints")}
+    return open_run(sized(**places, **more), {}, [])
 
 
 def hold(run, processes, begin, names, end):
@@ -130,7 +131,7 @@ def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
 
 def test_a_run_that_is_going_on_is_not_resumed_until_its_process_ends(run, in_processes, found):
     before = files_of(".")
-    (process,), _, _ = in_processes([open_run(TrainerConfig(resume="latest"), {}, ["--resume", "latest"])])
+    (process,), _, _ = in_processes([open_run(sized(resume="latest"), {}, ["--resume", "latest"])])
     for name in ("latest", NAME, f"checkpoints/{NAME}/step_000001"):
         with pytest.raises(UserError, match=rf"run .*{NAME} is going on \(process {process.pid} on .*\): wait for its"):
             resume(name, "--steps", "4")
@@ -158,7 +159,11 @@ def none_whole():
 
 FOREIGN = {"id": "another", "folder": "/far/away"}
 REFUSED = {
-    "an earlier checkpoint": (lambda: None, f"{KEPT}/step_000001", f"is not the last .* step_000003: .* {RUN}@1"),
+    "an earlier checkpoint": (
+        lambda: None,
+        f"{KEPT}/step_000001",
+        "is not the last .* step_000003: .* --model-id .*step_000001",
+    ),
     "moved checkpoints": (elsewhere, "latest", f"are not in .*{KEPT}: .*--checkpoints-dir"),
     "a damaged identity": (
         lambda: (KEPT / OWNER).write_text(json.dumps(read(KEPT / OWNER) | {"id": "another"})),
@@ -218,8 +223,8 @@ def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy):
 
 def test_models_are_found_by_the_names_of_runs_in_the_folder_that_is_given(run, monkeypatch):
     shutil.move("runs", "others")
-    new = Run("new", TrainerConfig(model_id=NAME, runs_dir="others"), {}, Path("new"), Path("new"))
-    assert Path(start_model(new, {}, None, None)) == (run / KEPT / "step_000003")
+    new = Run("new", sized(model_id=NAME, runs_dir="others"), {}, Path("new"), Path("new"))
+    assert Path(start_model(new, {}, None)) == (run / KEPT / "step_000003")
     shutil.copytree(Path("others", NAME), "others/countdown-grpo-seed0")
     hint = r"^no run countdown-grpo-sed0: did you mean countdown-grpo-seed0\? A model of the hub is named OWNER/NAME$"
     with pytest.raises(UserError, match=hint):

@@ -3,7 +3,7 @@
 import pytest
 
 from minrl.dataflow import UserError
-from minrl.tasks.rust_quality import QualityWeights, count, quality, scores
+from minrl.tasks.rust_quality import QualityWeights, points, quality, scores
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 
@@ -49,14 +49,23 @@ pub fn f(a: Vec<Vec<i32>>) -> i32 {
 
 
 def test_branches_are_counted_by_hand():
-    counts = count(BADLY)
-    # 1 + two for + if + && + || + two further arms + inner if + if + else if
-    assert max(counts.complexities) == 1 + 2 + 1 + 2 + 2 + 1 + 2
-    assert counts.nesting == 5  # for, for, if, match, if; the `else if` lies beside its `if`
-    assert (counts.loops, counts.adapters, counts.closures) == (2, 0, 0)
-    assert counts.panics == 4  # unwrap, expect, panic!, todo!
-    assert (counts.unsafe, counts.fallible) == (1, 0)
-    assert (counts.public_items, counts.documented_items) == (1, 0)
+    found = scores(BADLY)
+    # 1 + two for + if + && + || + two further arms + inner if + if + else if = 11, one of 20 above 10
+    assert found["complexity"] == pytest.approx(19 / 20)
+    assert found["nesting"] == 3 / 5  # for, for, if, match, if: 5; the `else if` lies beside its `if`
+    assert (found["iterators"], found["closures"], found["errors"], found["docs"]) == (0.0, 0.0, 0.0, 0.0)
+    assert (found["panics"], found["unsafe"]) == (1 / 5, 1 / 2)  # unwrap, expect, panic!, todo!
+
+
+def test_points_are_counted_by_hand():
+    found = points(BADLY)
+    # 1 + two for + if + three arms + inner if + if + else if = 10; two levels of nesting above 3
+    assert (found["excess"], found["num_panics"], found["has_unsafe"]) == (2.0, 4.0, 1.0)
+    assert (found["structure"], found["patterns"], found["documentation"], found["length"]) == (0.5, 0.0, 0.0, 0.5)
+    assert found["idioms"] == pytest.approx(0.8 + 0.6)  # match, chained methods
+    types = "struct A; enum B {} trait C { fn c(); } impl C for A { fn c() {} }"
+    assert points(types)["structure"] == pytest.approx(0.3 + 0.3 + 0.5)  # methods are no functions
+    assert points("fn f() {}\n" * 201)["structure"] == 2.0 and points("fn f() {}\n" * 201)["length"] == -2.0
 
 
 def test_good_code_reaches_every_score_and_its_tests_are_not_counted():

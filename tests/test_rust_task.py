@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+from test_documents import ROOT
 
-from minrl.dataflow import Example, Job, UserError
-from minrl.rewards.worker import Failure, call
+from minrl.dataflow import Example, UserError
 from minrl.sandbox import Outcome, SandboxError
-from minrl.tasks import load_task, rust_build
-from minrl.tasks.rust import REASONS, RustOptions, RustReward, extract_code, main_assertions, read_row, refusal
-from minrl.tasks.rust_build import BuildLimits, Cargo, Package, constant_passes, draw, find_tests, other_value
-from minrl.tasks.rust_quality import parse, text
+from minrl.tasks import load_task, rust, rust_build
+from minrl.tasks.rust import RustOptions, RustReward, extract_code, main_assertions, more, own_tests, read_row, refusal
+from minrl.tasks.rust_build import BuildLimits, Cargo, Package, renamed
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 needs_cargo = pytest.mark.usefixtures("cargo_that_works")
@@ -81,7 +81,7 @@ def fenced(code):
 def cargo_that_works():
     """Skips where the task itself would refuse: no Rust, or rustup without a toolchain."""
     try:
-        rust_build.working_toolchain()
+        rust_build.toolchain()
     except UserError as refused:
         pytest.skip(str(refused))
 
@@ -111,58 +111,57 @@ def test_solved_is_every_hidden_test_whatever_the_style():
 
 @needs_cargo
 @pytest.mark.slow
-def test_tests_that_pass_are_paid_beyond_those_that_constants_pass():
+def test_the_share_of_tests_that_pass_is_paid_and_no_style_beside_a_part():
     half = SOLUTION.replace("Ok(even.iter().sum())", "Ok(0)") + OWN_TESTS
     paid = REWARD(fenced(half), EXAMPLE)
-    assert (paid.parts["build"], paid.parts["tests"]) == (1.0, (4 - 2) / (5 - 2))  # constants: one of each function
+    assert (paid.parts["build"], paid.parts["tests"], paid.parts["clippy"]) == (1.0, 4 / 5, 0.0)
     assert not paid.solved
-    assert paid.value == pytest.approx(0.05 + 0.75 * 2 / 3)  # no style
+    assert paid.value == pytest.approx(0.05 + 0.75 * 4 / 5)
 
 
 VACUOUS_TESTS = """
 #[test] fn truth() { assert!(true); }
-#[test] fn arithmetic() { assert_eq!(1 + 1, 2); }
 #[test] fn no_assertion() { evens(&[2]); }
-#[test] #[should_panic] fn panics() { assert!(evens(&[2]).is_empty()); }
-#[test] fn dead() { if false { assert_eq!(evens(&[2]), [1]); } }
-#[test] fn returns() { if evens(&[2]) == [2] { return; } assert_eq!(evens(&[2]), [1]); }
 """
 
 
 @needs_cargo
 @pytest.mark.slow
-def test_own_tests_are_paid_by_how_many_pass_and_could_fail():
-    paid = lambda tests: Cargo(Package("x"), REWARD.options).own_tests(SOLUTION + tests, "evens sum", 3)  # noqa: E731
+def test_own_tests_are_paid_by_how_many_pass_assert_and_name_what_is_tested():
+    paid = lambda tests: own_tests(Cargo(Package("x"), REWARD.options), SOLUTION + tests, "evens sum", 3)  # noqa: E731
     assert paid(VACUOUS_TESTS) == 0.0
     assert paid(OWN_TESTS.replace("Ok(6)", "Ok(7)")) == pytest.approx(2 / 3 * 2 / 3)  # two of three, twice
 
 
 REFUSED = {
-    "unsafe": ("pub fn f() { unsafe { std::hint::unreachable_unchecked() } }", "word"),
-    "include of the tests": ('const T: &str = include_str!("../tests/even_numbers.rs");', "word"),
-    "a raw name": ('const X: &str = r#include_str!("x");', "word"),
-    "a macro": ("macro_rules! m {($($t:tt)*) => {$($t)*}}", "word"),
-    "hidden in a comment that ends": ("/* /* */ */ fn f() { unsafe {} } /* */", "word"),
-    "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "word"),
-    "no Rust": ("fn f( { unsafe", "word"),
-    "exit by another name": ("use std::{self as s, process as p}; fn f() { p::exit(0) }", "path"),
-    "files": ("use std::fs; fn f() {}", "path"),
-    "include by another name": ('use std::include as given; given!("x");', "path"),
-    "other code for clippy by cfg!": ("fn f() { if cfg!(clippy) {} }", "attribute"),
-    "a module elsewhere": ('#[path = "../tests/even_numbers.rs"] mod t;', "attribute"),
-    "a path under a condition": ('#[cfg_attr(all(), path = "../x.rs")] mod m;', "attribute"),
-    "another Option": ("pub mod m { pub enum Option { A } }", "name"),
-    "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "name"),
-    "another assert": ("pub use std::stringify as assert;", "name"),
-    "a method before std's": ("pub trait T { fn is_err(self) -> bool; }", "name"),
+    "unsafe": ("pub fn f() { unsafe { std::hint::unreachable_unchecked() } }", "unsafe"),
+    "include of the tests": ('const T: &str = include_str!("../tests/even_numbers.rs");', "include_str"),
+    "a raw name": ('const X: &str = r#include_str!("x");', "include_str"),
+    "a macro": ("macro_rules! m {($($t:tt)*) => {$($t)*}}", "macro_rules!"),
+    "hidden in a comment that ends": ("/* /* */ */ fn f() { unsafe {} } /* */", "unsafe"),
+    "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "unsafe"),
+    "no Rust": ("fn f( { unsafe", "unsafe"),
+    "exit by another name": ("use std::{self as s, process as p}; fn f() { p::exit(0) }", "process"),
+    "files": ("use std::fs; fn f() {}", "fs"),
+    "include by another name": ('use std::include as given; given!("x");', "include"),
+    "other code for clippy by cfg!": ("fn f() { if cfg!(clippy) {} }", "clippy"),
+    "a module elsewhere": ('#[path = "../tests/even_numbers.rs"] mod t;', "path"),
+    "a path under a condition": ('#[cfg_attr(all(), path = "../x.rs")] mod m;', "path"),
+    "another Option": ("pub mod m { pub enum Option { A } }", "Option"),
+    "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "Vec"),
+    "another assert": ("pub use std::stringify as assert;", "assert"),
+    "a method before std's": ("pub trait T { fn is_err(self) -> bool; }", "is_err"),
+    "a value that changes": ("struct S(std::cell::RefCell<u8>);", "RefCell"),
+    "its own equality": ("impl PartialEq for S { fn eq(&self, _: &S) -> bool { true } }", "PartialEq"),
+    "by another name": ("use std::cmp::PartialEq as P;", "PartialEq"),
 }
 
 
 def test_what_a_solution_has_no_need_of_is_refused_unless_the_row_has_it():
-    for code, reason in REFUSED.values():
-        assert refusal(code, "") == reason and reason in REASONS
+    for code, word in REFUSED.values():
+        assert refusal(code, "") == word
         assert refusal(code, code) == ""
-    assert refusal(extract_code("```rust\nfn f() {\u2028unsafe\u2028{} }\n```"), "") == "word"  # read as a letter
+    assert refusal(extract_code("```rust\nfn f() {\u2028unsafe\u2028{} }\n```"), "") == "unsafe"  # read as a letter
 
 
 INNOCENT = {
@@ -173,7 +172,7 @@ INNOCENT = {
     "a Result of its own": "pub type Result<T> = std::result::Result<T, u8>;",
     "conditions": '#[cfg(not(test))] fn f() {} #[cfg(target_pointer_width = "64")] fn h() {}',
     "a lint": "#[allow(clippy::too_many_arguments)] fn f() {}",
-    "cells and threads": "fn f(x: &std::cell::RefCell<u8>) { std::thread::spawn(|| ()).join().ok(); }",
+    "comparisons and threads": "#[derive(PartialEq)] struct S; fn f<T: PartialEq>() { std::thread::spawn(|| ()); }",
 }
 
 
@@ -181,59 +180,18 @@ def test_ordinary_code_is_not_refused():
     assert {name: refusal(code, "") for name, code in INNOCENT.items()} == dict.fromkeys(INNOCENT, "")
 
 
-TWINS = {
-    "a text": ('{ assert_eq!(f(), "a".to_string()); }', '{ assert_eq!(f(), "~a".to_string()); }'),
-    "a digit of a text": ('{ assert_eq!(f(), d("0.10")); }', '{ assert_eq!(f(), d("0.11")); }'),
-    "through the solution's own type": ("{ assert_eq!(f(1), f(2)); }", "{ assert_eq!(f(1), f(1)); }"),
-    "the last assertion": (
-        "{ assert_eq!(f(), 1); assert_eq!(f(), 3); }",
-        "{ assert_eq!(f(), 1); assert_eq!(f(), 2); }",
-    ),
-    "no literal": ("{ assert_eq!(f(4), None); }", None),
-}
-
-
-def body_of(source):
-    (function,) = parse(f"fn t() {source}").children
-    return function.child_by_field_name("body")
-
-
-def changed(body, edit):
-    start, end, new = edit
-    return text(body)[: start - body.start_byte] + new + text(body)[end - body.start_byte :]
-
-
-@pytest.mark.parametrize(("source", "twin"), TWINS.values(), ids=TWINS)
-def test_a_twin_expects_another_value(source, twin):
-    body = body_of(source)
-    edit = other_value(body, {"f"})
-    assert (edit and changed(body, edit)) == twin
-
-
-def test_names_are_new_in_each_call_and_tell_nothing():
-    source = "#[test]\nfn b() { assert_eq!(f(), 1); }\n#[test]\n#[should_panic]\nfn a() { f(); }"
-    drawn = [draw(source, {"f"}) for _ in range(40)]
-    names = [name for tests, twins, _ in drawn for name in (*tests, *twins.values())]
-    assert len(set(names)) == len(names) == 3 * 40  # a panic has no twin
+def test_names_of_tests_are_new_in_each_call_and_those_of_features_stay():
+    source = "#[test]\n/// Says.\nfn b() {}\n#[test]\n#[should_panic]\nfn a() {}\nfn d() {}\n"
+    source += '#[test] #[cfg(feature = "x")] fn c() {}\n#[cfg(feature = "x")] mod m { #[test] fn c() {} }'
+    drawn = [renamed(source) for _ in range(40)]
+    names = [name for _, found in drawn for name in found]
+    assert len(set(names)) == len(names) == 2 * 40
     assert all(re.fullmatch("t[0-9a-f]{16}", name) for name in names)
-    assert all(name in written for tests, twins, written in drawn for name in (*tests, *twins.values()))
-    orders = {tuple(source[slice(*tests[name].name_at)] for name in sorted(tests)) for tests, _, _ in drawn}
-    firsts = {max(tests) < min(twins.values()) for tests, twins, _ in drawn}
-    assert len(orders) == len(firsts) == 2  # each of them fails to occur in one of 2^38 or of 1.5^40 calls
-    assert not any("fn a" in written or "fn b" in written for _, _, written in drawn)
-
-
-LEAP = "assert!(leap(4))", "assert!(leap(8));", "assert!(!leap(7));", "assert!(!leap(9));", "assert!(!leap(100));"
-CONSTANTS = {
-    "a predicate": (LEAP, 3),
-    "two functions": (("assert!(leap(1));", "assert!(is_odd(1));", "assert!(!is_odd(2));"), 2),
-}
-
-
-@pytest.mark.parametrize(("bodies", "passes"), CONSTANTS.values(), ids=CONSTANTS)
-def test_constants_pass_tests_that_expect_the_same(bodies, passes):
-    source = "\n".join(f"#[test] fn t{number}() {{ {body} }}" for number, body in enumerate(bodies))
-    assert constant_passes(find_tests(parse(source)), {"leap", "is_odd"}) == passes
+    written, found = drawn[0]
+    (ordinary, panics), stay = found.items(), ("fn c()", "fn d()")
+    assert (ordinary[1], panics[1]) == (False, True) and all(name in written for name in (*found, *stay))
+    assert "fn a" not in written and "fn b" not in written
+    assert len({min(found) == next(iter(found)) for _, found in drawn}) == 2  # their order fails to vary once in 2^39
 
 
 OUTPUTS = {
@@ -246,46 +204,36 @@ OUTPUTS = {
 
 @pytest.mark.parametrize(("output", "status", "passed"), OUTPUTS.values(), ids=OUTPUTS)
 def test_a_test_passed_if_it_has_one_verdict_and_the_exit_status_agrees(output, status, passed, monkeypatch):
-    cargo = Cargo(Package("x"), BuildLimits())
+    cargo = Cargo(Package("x"), BuildLimits(), Path())
 
     def ran(script, files):
         mark = script.partition("echo ")[2].partition("\n")[0]
         return Outcome("ok", 0, f"{mark}\nrunning\n{output}\n{mark} {status}\n".encode(), b"", 0.1)
 
     monkeypatch.setattr(cargo, "_in_sandbox", ran)
-    assert cargo._run({}, "")[1] == passed
+    assert cargo.passed("", {}) == passed
 
 
 ERROR = b"error: could not compile `x` (lib) due to 1 previous error"
 FAILURES = {
-    "an error in the source": (Outcome("error", 1, b"", ERROR, 0.1), 0.0),
-    "no processor time left": (Outcome("error", 1, b"", ERROR + b" (signal: 24, SIGXCPU)", 5.0), 1.0),
-    "half of the processor time": (Outcome("timeout", None, b"", b"", 120.0, processor_s=2.5), 1.0),
+    "an error in the source": (Outcome("error", 1, b"", ERROR, 0.1), ""),
+    "no processor time left": (Outcome("error", 1, b"", ERROR + b" (signal: 24, SIGXCPU)", 5.0), ""),
+    "half of the processor time": (Outcome("timeout", None, b"", b"", 120.0, processor_s=2.5), ""),
     "the machine is busy": (Outcome("timeout", None, b"", b"", 120.0, processor_s=2.4), "too little of the processor"),
     "cargo cannot run": (Outcome("error", 127, b"", b"sh: cargo: not found\n", 0.1), "could not run: sh: cargo: not"),
 }
 
 
-@pytest.mark.parametrize(("outcome", "limited"), FAILURES.values(), ids=FAILURES)
-def test_what_the_source_causes_is_a_failure_and_what_the_machine_causes_no_verdict(outcome, limited, monkeypatch):
+@pytest.mark.parametrize(("outcome", "said"), FAILURES.values(), ids=FAILURES)
+def test_what_the_source_causes_is_a_failure_and_what_the_machine_causes_no_verdict(outcome, said, monkeypatch):
     monkeypatch.setattr(Cargo, "_in_sandbox", lambda *_: outcome)
-    monkeypatch.setattr(rust_build, "working_toolchain", lambda *_: None)
-    build = lambda: Cargo(Package("x"), BuildLimits()).hidden_tests(SOLUTION, {}, "")  # noqa: E731
-    if isinstance(limited, str):
-        with pytest.raises(SandboxError, match=limited):
-            build()
-    else:
-        assert build() == {"build_limit": limited}
-
-
-def test_a_failed_build_counts_only_where_an_empty_package_builds(monkeypatch):
-    rust_build.working_toolchain.cache_clear()
-    monkeypatch.setattr(rust_build, "toolchain", lambda: Path("/rust/bin"))
-    monkeypatch.setattr(Cargo, "_in_sandbox", lambda *_: Outcome("error", 1, b"", ERROR, 0.1))
-    with pytest.raises(UserError, match=r"does not run in the sandbox \(an empty package does not build\)"):
-        Cargo(Package("x"), BuildLimits()).hidden_tests(SOLUTION, {}, "")
-    failed = call(Job(Cargo(Package("x"), BuildLimits()).hidden_tests, (SOLUTION, {}, "")))  # in a worker
-    assert isinstance(failed, Failure) and "does not run in the sandbox" in failed.reason  # unscorable and reported
+    cargo = Cargo(Package("x"), BuildLimits(), Path())
+    for ask in (cargo.builds, cargo.lints, lambda solution: cargo.passed(solution, {})):
+        if said:
+            with pytest.raises(SandboxError, match=said):
+                ask(SOLUTION)
+        else:
+            assert not (found := ask(SOLUTION)) or found == {"build": 0.0, "num_errors": 1, "num_warnings": 0}
 
 
 @pytest.mark.slow
@@ -300,7 +248,7 @@ def test_a_solution_that_wants_a_panic_needs_an_ordinary_test_too():
     example = Example("", "", {**ROW, "slug": "half", "stub": stub, "tests": {"tests/half.rs": tests}})
     right = 'pub fn half(n: i32) -> i32 { if n % 2 == 1 { panic!("odd") } n / 2 }'
     assert REWARD(fenced(right), example).parts["tests"] == 1.0
-    assert REWARD(fenced(right.replace("odd", "bad")), example).parts["tests"] == pytest.approx((2 - 1) / (3 - 1))
+    assert REWARD(fenced(right.replace("odd", "bad")), example).parts["tests"] == pytest.approx(2 / 3)
     assert REWARD(fenced('pub fn half(_: i32) -> i32 { panic!("odd") }'), example).parts["tests"] == 0.0
 
 
@@ -315,20 +263,20 @@ MULTIPLE = {
 @needs_cargo
 @pytest.mark.slow
 def test_a_function_and_a_main_of_assertions_make_a_problem():
-    example = read_row(MULTIPLE)
+    example = read_row(MULTIPLE, RustOptions())
     assert "pub fn half(n: isize) -> isize {" in example.prompt[1]["content"]
     assert "assert_eq" not in example.prompt[1]["content"]
     assert REWARD(fenced("pub fn half(n: isize) -> isize { n / 2 }"), example).solved
-    assert REWARD(fenced("pub fn half(n: isize) -> isize { 2 }"), example).parts["tests"] == 0.0
+    assert REWARD(fenced("pub fn half(n: isize) -> isize { 2 }"), example).parts["tests"] == 1 / 2
 
 
 def test_a_prompt_and_a_list_show_the_first_assertion_and_test_the_others():
     row = {"prompt": "Write half.", "tests": ["assert_eq!(half(4), 2);", "assert_eq!(half(6), 3);"]}
-    example = read_row(row)
+    example = read_row(row, RustOptions())
     assert "half(4)" in example.prompt[1]["content"]
     (source,) = example["tests"].values()
     assert "half(4)" not in source and "half(6)" in source
-    assert example.id == read_row({**row, "difficulty": 3}).id
+    assert example.id == read_row({**row, "difficulty": 3}, RustOptions()).id
     assert main_assertions(MULTIPLE["tests"])[1] == "let candidate = half; assert_eq!(candidate(7), 3);"
 
 
@@ -336,7 +284,7 @@ def test_rows_that_need_crates_or_unsafe_are_left_out():
     crates = {**ROW, "cargo_toml": ROW["cargo_toml"] + 'rand = "0.9"\n'}
     dev = {**ROW, "cargo_toml": ROW["cargo_toml"] + '[dev-dependencies]\npretty_assertions = "*"\n'}
     raw = {**ROW, "example": {".meta/example.rs": "fn f() { unsafe {} }"}}
-    left = [read_row(row) for row in (crates, dev, raw)]
+    left = [read_row(row, RustOptions()) for row in (crates, dev, raw)]
     assert left == ["even-numbers needs crates"] * 2 + ["the reference of even-numbers is unsafe"]
     with pytest.raises(UserError, match="cannot be scored: even-numbers needs crates"):
         RustReward(RustOptions())(fenced(""), Example("", "", crates))
@@ -351,18 +299,18 @@ def written(path, rows):
     ("row", "said"),
     [
         ({"slug": "a", "tests": {}}, "neither instructions nor a prompt"),
-        ({**ROW, "tests": {}}, "no test"),
+        ({**ROW, "tests": {"tests/a.rs": "fn none() {}"}}, "no test"),
         ({**ROW, "cargo_toml": "[["}, "not TOML"),
     ],
 )
 def test_a_row_that_cannot_be_tested_is_refused_in_one_line(row, said):
     with pytest.raises(UserError, match=said) as caught:
-        read_row(row)
+        read_row(row, RustOptions())
     assert "\n" not in str(caught.value)
 
 
 def test_the_prompt_shows_instructions_and_stub_and_no_test():
-    example = read_row(ROW)
+    example = read_row(ROW, RustOptions())
     system, user = example.prompt
     assert (system["role"], user["role"]) == ("system", "user")
     assert ROW["instructions"] in user["content"] and "pub fn sum(numbers: &[i32])" in user["content"]
@@ -386,27 +334,159 @@ def test_a_solution_is_found_in_any_fence_and_nowhere_else():
     for completion in FENCES.values():
         assert extract_code(completion, "pub fn f() { todo!() }").rstrip("\n") == "fn f() {}"
     assert extract_code("```toml\nfn f() {}\n```") is None and extract_code("fn f() {} ```x```") is None
-    assert extract_code("```toml\nx\n```\n```rust\nfn f() {") is None  # cut off behind a closed block
     assert extract_code('```rust\nlet s = r"\n        ```\n";\n```') == 'let s = r"\n        ```\n";\n'
 
 
-def test_style_never_outweighs_the_tests():
-    with pytest.raises(UserError, match="outweigh"):
-        RustOptions(test_weight=0.2)
-    parts = dict.fromkeys(("build", "clippy", "own_tests", "quality"), 1.0)
-    paid = RustReward(RustOptions(clippy_weight=0.4, quality_weight=0.2)).paid
-    assert paid({**parts, "tests": 1.0}).value == 1.0
-    plain = paid({**parts, "tests": 1.0, "clippy": 0.0, "quality": 0.0, "own_tests": 0.0})
-    almost = paid({**parts, "tests": 0.99})
-    assert plain.solved and not almost.solved and almost.value < plain.value
+def test_the_weights_may_be_any_and_style_that_outweighs_the_tests_is_said(monkeypatch):
+    monkeypatch.setattr(rust, "toolchain", lambda: Path())  # nothing is built
+    notes_of = lambda options: more(options)["notes"]()  # noqa: E731
+    assert not any("outweigh" in line for line in notes_of(RustOptions()))
+    assert "a rust solution is solved if every hidden test passes" in notes_of(RustOptions())
+    assert "a rust solution is solved if it builds, and clippy and its" in "\n".join(
+        notes_of(RustOptions(test_weight=0.0))
+    )
+    options = RustOptions(test_weight=0.2, clippy_weight=0.2, quality_weight=0.0)
+    assert "warning: rust.test_weight 0.2 does not outweigh the others (0.3)" in notes_of(options)
+    parts = {**dict.fromkeys(("build", "clippy", "own_tests", "quality"), 1.0), "tests": 1.0}
+    whole, almost = (RustReward(options).paid(given, True) for given in (parts, {**parts, "tests": 0.5}))
+    assert whole.value == whole.maximum == pytest.approx(0.5)  # the sum of what can be earned
+    assert whole.solved and not almost.solved and almost.value == pytest.approx(0.05 + 0.1)  # no style
+
+
+def recipe(name):
+    """The options of a recipe."""
+    options = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())["tasks"]["rust"]
+    return RustOptions(**{**options, "build_seconds": 600.0, "seconds": 900.0})
+
+
+ADDS = """/// Adds.
+fn add_nums(x: i32, y: i32) -> i32 {
+  x + y
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_add_nums() {
+        // Test adding
+        assert_eq!(add_nums(4, 2), 6);
+        assert_eq!(add_nums(4, -2), 2);
+        assert_eq!(add_nums(-12, -1), -13);
+    }
+}"""
+RUST_RL = {
+    "its own example": (ADDS, 1 + 1 + 2 + 1 + 0.5 + 0.5 + 0.75, True),
+    "a test fails": (ADDS.replace("6)", "7)"), 1 + 1 + 0 + 1 + 0.5 + 0.5 + 0.75, False),
+    "no tests": (ADDS.partition("#[cfg")[0], 1 + 1 + 0.5, False),
+    "what it may use elsewhere": (
+        ADDS.replace("  x + y", "  let sum = std::cell::Cell::new(x + y);\n  sum.get()"),
+        6.75,
+        True,
+    ),
+    "it does not build": (ADDS.replace("x + y", "x + z"), 0 + 0 + 0 + 1 + 0.5 + 0.5 + 0.75, False),
+}
+RUST_RL_ROW = {"task_id": "t1", "rust_prompt": "Add two numbers.", "rust_test_list": ["assert_eq!(add_nums(1, 2), 3);"]}
+
+
+@needs_cargo
+@pytest.mark.parametrize(
+    "name", [name if name == "its own example" else pytest.param(name, marks=pytest.mark.slow) for name in RUST_RL]
+)
+def test_rust_rl_is_paid_as_published(name):
+    code, value, solved = RUST_RL[name]
+    options = recipe("rust_rl")
+    paid = RustReward(options)(fenced(code), read_row(RUST_RL_ROW, options))
+    assert (paid.value, paid.maximum, paid.solved) == (pytest.approx(value), 7.0, solved), paid
+
+
+def test_a_row_of_rust_rl_shows_its_first_assertion_only_where_hidden_tests_are_paid():
+    plain, hidden = (read_row(RUST_RL_ROW, options) for options in (recipe("rust_rl"), RustOptions()))
+    assert plain.id == "t1" and plain.prompt[1]["content"] == "Add two numbers."
+    assert "assert_eq!(add_nums(1, 2), 3);" in hidden.prompt[1]["content"] and hidden["tests"] == {}
+    listed = {**RUST_RL_ROW, "rust_test_list": json.dumps(["assert!(f());", "assert!(g());"])}  # as text
+    (source,) = read_row(listed, RustOptions())["tests"].values()
+    assert "g()" in source and "f()" not in source
+
+
+HALF = "/// Halves.\nfn half(n: u32) -> Option<u32> {\n    if n % 2 == 0 { Some(n / 2) } else { None }\n}"
+IDIOMS = """/// A row.
+pub struct Row(Vec<u8>);
+impl Row {
+    /// Its sum.
+    pub fn sum(&self) -> u32 { self.0.iter().map(|n| u32::from(*n)).sum::<u32>() }
+}
+/// Splits.
+pub fn split(pair: (u8, u8)) -> Result<u8, String> {
+    let (a, b) = pair;
+    match a.checked_add(b) {
+        Some(sum) => Ok(sum),
+        None => Err(String::from("too large")),
+    }
+}"""
+COMPILED = 10 + 5 + 1 + 8
+NANOCHAT = {
+    # structure 0.5 x 2, patterns 0.5 x 3, documentation 2 x 3, a short program -1
+    "a function": (HALF, COMPILED + 1 + 1.5 + 6 - 1),
+    # structure (0.5 + 0.3) x 2, a Result 3, documentation 6, all idioms 3.9 x 2, 11 lines 0.5
+    "idioms": (IDIOMS, COMPILED + 1.6 + 3 + 6 + 7.8 + 0.5),
+    "a warning": (HALF.replace("    if", "    let unused = 1;\n    if"), COMPILED - 1 - 0.5 + 1 + 1.5 + 6 - 1),
+    "a panic": ("/// Doc.\npub fn f(x: Option<u8>) -> u8 { x.unwrap() }", COMPILED + 1 + 6 - 1 - 6),
+    "unsafe code": ("pub fn f() { unsafe { std::hint::unreachable_unchecked() } }", COMPILED + 1 - 1 - 3),
+    "an error": ("pub fn f() -> u8 { g() }", 8 - 2 + 1 - 1),
+    "two errors": ("pub fn f() -> u8 { g() + h() }", 8 - 4 + 1 - 1),
+    "no function": ("// fn", -2),
+}
+
+
+@needs_cargo
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NANOCHAT)
+def test_nanochat_rl_is_paid_as_published(name):
+    code, value = NANOCHAT[name]
+    options = recipe("nanochat_rl")
+    paid = RustReward(options)(fenced(code), read_row({"prompt": "Write something."}, options))
+    # maxima: structure 5 x 2, patterns 2 x 3, documentation 2 x 3, idioms 3.9 x 2, length 0.5
+    assert (paid.value, paid.maximum) == (pytest.approx(value), pytest.approx(COMPILED + 10 + 6 + 6 + 7.8 + 0.5)), paid
+    assert paid.solved == (paid.parts["build"] == 1) == (value > 10)
+    assert more(options)["worst"] == -2.0
+
+
+@needs_cargo
+@pytest.mark.slow
+def test_a_completion_without_a_block_counts_as_code_only_where_no_hidden_tests_are_paid():
+    options = recipe("nanochat_rl")
+    assert RustReward(options)(HALF, read_row({"prompt": "Halve."}, options)).parts["build"] == 1.0
+    assert RustReward(options)("fn half( {", read_row({"prompt": "Halve."}, options)).value < 0
+    assert REWARD(HALF, EXAMPLE).value == 0.0
+
+
+@needs_cargo
+@pytest.mark.slow
+def test_hidden_tests_see_private_functions_where_the_row_has_no_signature():
+    row = {"prompt": "Write half.", "tests": [f"assert_eq!(half({2 * n}), {n});" for n in range(4)]}
+    example, private = read_row(row, RustOptions()), "fn half(n: u32) -> u32 { n / 2 }\n#[cfg(test)]\nmod tests {}\n"
+    paid = REWARD(fenced(private), example)
+    assert paid.solved and paid.parts["clippy"] == 1.0  # though nothing calls it
+    assert REWARD(fenced(private.replace("n / 2", "n")), example).parts["tests"] == 0.0
+    assert REWARD(fenced(private), read_row(MULTIPLE, RustOptions())).parts["build"] == 0.0  # callers need `pub`
+
+
+def test_problems_without_tests_are_said_and_pay_no_tests(monkeypatch, tmp_path, said):
+    monkeypatch.setattr(rust, "toolchain", lambda: Path())
+    rows = [{"prompt": f"Write {n}."} for n in range(20)]
+    task = load_task("rust", data_path=written(tmp_path / "rows.jsonl", rows))
+    assert sum(task.dataset.sizes()) == 20
+    assert any("20 of 20 problems have no hidden tests: it builds, and" in line for line in said)
+    paid = RustReward(RustOptions()).paid(dict.fromkeys(("build", "clippy", "own_tests", "quality"), 1.0), False)
+    assert paid.value == paid.maximum == pytest.approx(0.25) and paid.solved
 
 
 @pytest.fixture
 def install(monkeypatch, tmp_path):
     """Makes programs of these names, shell scripts, the only ones that there are."""
-    caches = (rust_build.toolchain, rust_build.working_toolchain)
-    for cached in caches:
-        cached.cache_clear()
+    rust_build.toolchain.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
     def put(scripts, folder):
@@ -416,15 +496,14 @@ def install(monkeypatch, tmp_path):
             (tmp_path / folder / name).chmod(0o755)
 
     yield put
-    for cached in caches:
-        cached.cache_clear()
+    rust_build.toolchain.cache_clear()
 
 
 BROKEN = {
-    "nothing is installed": ({}, {}, r"needs rustc and cc: install Rust from https://rustup\.rs"),
+    "nothing is installed": ({}, {}, r"needs rustc and cargo and cc: install Rust from https://rustup\.rs"),
     # Without walls the sandbox's user does not come as far as the script: pytest's folders are closed to others.
     "a cargo that does not run": (
-        {"rustc": "echo FOLDER/rust", "cc": ""},
+        {"rustc": "echo FOLDER/rust", "cargo": "", "cc": ""},
         {"rustc": "", "clippy-driver": "", "cargo": "echo 'no such library\nat all' >&2; exit 127"},
         r"Rust in .*rust/bin does not run in the sandbox \(.*\): install Rust where",
     ),

@@ -9,7 +9,6 @@ from together import together
 from two_samplers import STEPS, TASK, sampled_steps, single_precision
 
 from minrl import sampling
-from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.dataflow import Example, LostEpisode, Reward, TrainState, UserError
 from minrl.rollout import Plan, Rollouts
 from minrl.sampling import (
@@ -18,17 +17,17 @@ from minrl.sampling import (
     draw_examples,
     next_examples,
     require_rewards,
+    require_sampler,
     sample_groups,
     tracked_plan,
     training_plan,
     warn_of_failures,
 )
+from tests.parsed import sized
 
 
 def config_of(prompts=4, temperature=1.0, **sampling):
-    return TrainerConfig(
-        rollout=RolloutConfig(prompts_per_step=prompts, temperature=temperature), sampling=SamplingConfig(**sampling)
-    )
+    return sized(prompts_per_step=prompts, temperature=temperature, **sampling)
 
 
 def examples_of(count):
@@ -63,9 +62,9 @@ def rounds(policy, engine, workers, monkeypatch):
 
 
 def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(rounds, groups):
-    # One of four groups has spread; 0.1 + 0.2 is not 0.3 and spread is exact; a group of one scorable has none.
-    first = groups([1, 0], [1, 1], [0.3, 0.3], [0, None])
-    second, third = groups([1, 0], [0.1 + 0.2, 0.3], [0, 0]), groups([0, 0])
+    # One of four groups has spread; 0.1 + 0.2 and 0.3 differ by rounding alone; a group of one scorable has none.
+    first = groups([1, 0], [1, 1], [0.1 + 0.2, 0.3], [0, None])
+    second, third = groups([1, 0], [0.3, 0.3 + 1e-6], [0, 0]), groups([0, 0])
     found, sampled = rounds(config_of(prompts=4, refill_rounds=2, curriculum=True), first, second, third)
     # Still one short, but that was the second refill. A refill has slots of its own, and examples too.
     assert [(slot, len(examples)) for slot, examples in sampled] == [(0, 4), (4, 3), (7, 1)]
@@ -117,8 +116,8 @@ def test_each_epoch_shows_every_example_once_in_an_order_of_seed_and_epoch_alone
 
 
 def test_training_and_tracked_examples_are_sampled_by_the_settings():
-    settings = RolloutConfig(max_tokens=5, group_size=3, temperature=0.7, stop_strings=("stop",))
-    config, state = TrainerConfig(seed=9, rollout=settings), TrainState(step=2)
+    config = sized(max_tokens=5, group_size=3, temperature=0.7, stop_strings=("stop",), seed=9)
+    state = TrainState(step=2)
     assert training_plan(config, state) == Plan(3, 5, 0.7, 9, "train", 2, first_slot=0, stop_strings=("stop",))
     assert training_plan(config, state, drawn=4) == replace(training_plan(config, state), first_slot=4)
     examples, plan = tracked_plan(TASK, config)  # the same at every step, greedily
@@ -144,11 +143,11 @@ def test_the_temperature_moves_from_where_it_is_by_half_of_what_is_missing(group
     assert state.temperature == 1.5
     fixed = TrainState()
     adapt_sampling(fixed, config_of(), groups([1, 0]))  # by default
-    assert fixed == TrainState()
+    assert fixed == TrainState(solve_rates={"example": 0.5})
 
 
 def test_solve_rates_are_remembered_and_survive_a_checkpoint(groups):
-    config, state = config_of(curriculum=True), TrainState()
+    config, state = config_of(), TrainState()
     adapt_sampling(state, config, groups([1, 0, None, 0.5, 1]))  # two of four solved
     assert state.solve_rates == {"example": 0.5}
     adapt_sampling(state, config, groups([1, 1]))
@@ -183,6 +182,44 @@ def test_the_curriculum_is_a_function_of_the_state_and_takes_all_before_it_begin
     assert len({example.id for example in first}) == 18  # of 19
     few = chosen(count=3)
     assert sorted(few[:3]) == ["0", "1", "2"] and few == (few[:3] * 3)[:8]
+
+
+SAMPLERS = """
+def hardest(examples, count, rates, rng):
+    first = rng.random()  # as it is of the seed and of what was drawn
+    found = sorted(examples, key=lambda one: (rates.get(one.id, 0.5), (int(one.id) * first) % 1))
+    return found[:count]
+def few(examples, count, rates, rng):
+    return examples[:1]
+def ids(examples, count, rates, rng):
+    return [one.id for one in examples[:count]]
+"""
+
+
+def test_a_function_of_a_file_chooses_the_examples_by_their_solve_rates(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SAMPLERS)
+    monkeypatch.chdir(tmp_path)
+    examples, rates = examples_of(12), {str(n): n / 4 for n in range(5)}
+
+    def chosen(name, drawn=0, used=(), **changes):
+        state = TrainState(examples_drawn=drawn, solve_rates=rates)
+        found = choose_examples(examples, 3, config_of(sampler=f"mine.py:{name}", **changes), state, used)
+        assert state.examples_drawn == drawn + 3
+        return [one.id for one in found]
+
+    assert chosen("hardest")[:2] == ["0", "1"]
+    assert len({chosen("hardest", drawn)[2] for drawn in range(0, 60, 3)}) > 1 and chosen("hardest") == chosen(
+        "hardest"
+    )
+    assert chosen("hardest", used=["0"])[0] == "1"  # a refill takes what the step has not had
+    assert chosen("hardest", used=[str(n) for n in range(10)])[:2] == ["0", "1"]  # unless too little is left
+    for name, said in (("few", "of 3 examples, got 1"), ("ids", r"of 3 examples, got \['0', '1', '2'\]")):
+        with pytest.raises(UserError, match=rf"mine.py:{name} must return a list {said}"):
+            chosen(name)
+    with pytest.raises(UserError, match="has no function 'none'"):
+        require_sampler(config_of(sampler="mine.py:none"))
+    with pytest.raises(UserError, match="sampler and curriculum both"):
+        config_of(sampler="mine.py:hardest", curriculum=True)
 
 
 @pytest.mark.parametrize(("count", "refill_rounds"), [(3, 2)])

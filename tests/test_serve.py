@@ -21,7 +21,8 @@ import minrl.run.setup  # noqa: F401 - the programs that are forked need it
 from minrl.dataflow import Completion, Request, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate.models import find_runs
+from minrl.evaluate.models import run_of
+from minrl.tasks.countdown import CountdownOptions
 from minrl.tools.serve import sampler as sampling
 from minrl.tools.serve import serve
 from minrl.tools.serve.api import ApiRequest
@@ -267,16 +268,16 @@ def test_a_signal_ends_the_program_while_it_answers(model):
 
 def test_a_run_is_served_with_what_it_was_trained_with(tmp_path, model, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    evaluated.save_run(tmp_path, "mine", model, "countdown", rollout={"max_tokens": 7, "stop_strings": (";",)})
+    evaluated.save_run(tmp_path, "mine", model, "countdown", max_tokens=7, stop_strings=(";",))
     for name in ("mine", "checkpoints/mine/step_000001"):
-        ((run,), _) = find_runs([name])
+        run = run_of(name)
         config = serve.as_trained(parse(ServeConfig, [name]), run)
         assert (config.checkpoint, config.max_tokens, config.stop_strings) == (name, 7, (";",))
     assert serve.as_trained(parse(ServeConfig, ["mine", "--max-tokens", "9"]), run).max_tokens == 9
-    evaluated.save_run(tmp_path, "own", model, "countdown", rollout={"task_max_tokens": "countdown:5"})
+    evaluated.save_run(tmp_path, "own", model, "countdown", options={"countdown": CountdownOptions(max_tokens=5)})
     record = json.loads(Path("runs/own/config.json").read_text())
     Path("runs/own/config.json").write_text(json.dumps({**record, "task_stop_strings": ["</call>"]}))
-    config = serve.as_trained(parse(ServeConfig, ["own"]), find_runs(["own"])[0][0])
+    config = serve.as_trained(parse(ServeConfig, ["own"]), run_of("own"))
     assert (config.max_tokens, config.stop_strings) == (5, ("</call>",))  # the task's own
 
 

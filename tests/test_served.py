@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from minrl.dataflow import Example, UserError
-from minrl.evaluate import generate
+from minrl.evaluate.models import NamedModel
+from minrl.evaluate.play import Cell, require_whole
 from tests import evaluated
 from tests.chat_server import ChatServer, answer
 from tests.evaluated import files_of, rows_of, run, summary_of
@@ -44,6 +45,10 @@ def _importable(monkeypatch):
     sys.path[:] = before
 
 
+def said_by(row, role="policy"):
+    return row["roles"][role]["completion"]
+
+
 def scores_of(folder):
     return {(r["label"], r["task"]): r.get("pass@1") for r in summary_of(folder)["results"]}
 
@@ -52,20 +57,24 @@ def test_single_turns_and_conversations_are_played_and_scored(server, tasks, tmp
     command = ["--models", f"openai:m@{server.url}", "--tasks", *tasks, "--output", tmp_path / "out"]
     assert run(*command, flags=[*FLAGS, "--api-key-variable", "SERVER_KEY"]) == 0
     rows = rows_of(tmp_path / "out")
-    assert len({(r["task"], r["mode"], r["index"], r["sample"]) for r in rows}) == len(rows)
-    turns = sum(len(row.get("turns", [1])) for row in rows)
+    assert len({(r["task"], r["mode"], r["number"], r["sample"]) for r in rows}) == len(rows)
+    turns = sum(2 if row["task"] == "talk" else 1 for row in rows)
     assert len(server.asked) == turns and set(server.keys) == {"Bearer sk-secret-of-the-test"}
     second = [body["messages"] for body in server.asked if len(body["messages"]) == 3]
-    assert len(second) == sum("turns" in row for row in rows)
+    assert len(second) == sum(row["task"] == "talk" for row in rows)
     assert {tuple(m["role"] for m in messages) for messages in second} == {("user", "assistant", "user")}
     assert {body["temperature"] for body in server.asked} == {0.0, 1.0}
     assert {body["max_tokens"] for body in server.asked} == {5}
     seeds = [body["seed"] for body in server.asked if body["temperature"] == 1.0]
     even = [r for r in rows if (r["task"], r["mode"]) == ("even", "sampled")]
-    solved = sum(len(r["completion"].split()) % 2 == 0 for r in even)
+    solved = sum(len(said_by(r).split()) % 2 == 0 for r in even)
     assert scores_of(tmp_path / "out")["m", "even"] == pytest.approx(solved / len(even))
     assert len(set(seeds)) > len(even)  # the two tasks number their examples alike, turns and samples differ
-    assert even[0]["tokens"] == 3 and even[0]["finish_reason"] == "stop"
+    assert even[0]["roles"]["policy"]["tokens"] == 3 and even[0]["roles"]["policy"]["finish_reason"] == "stop"
+    (talk,) = [r for r in rows if (r["task"], r["mode"], r["number"]) == ("talk", "greedy", 0)]
+    told = second[0][1]
+    assert talk["roles"]["asked"]["tokens"] == 6  # of both turns, whose texts stand with the message between them
+    assert any(told["content"] + "numbers 2" in said_by(r, "asked") for r in rows if r["task"] == "talk")
 
 
 @pytest.mark.slow
@@ -82,10 +91,10 @@ def test_failures_are_error_rows_that_are_asked_again_and_no_answers(server, tas
     assert run(*whole, tmp_path / "out", flags=FLAGS) == 1
     rows, summary = rows_of(tmp_path / "out"), summary_of(tmp_path / "out")
     errors = [row for row in rows if "error" in row]
-    assert errors and all("status 500: out of order" in row["error"] and "completion" not in row for row in errors)
+    assert errors and all("status 500: out of order" in row["error"] and "roles" not in row for row in errors)
     assert not summary["complete"] and sum(r["missing"] for r in summary["results"]) == len(errors)
     answered = [r for r in rows if (r["task"], r["mode"]) == ("even", "sampled") and "error" not in r]
-    solved = sum(len(r["completion"].split()) % 2 == 0 for r in answered)
+    solved = sum(len(said_by(r).split()) % 2 == 0 for r in answered)
     assert scores_of(tmp_path / "out")["m", "even"] == pytest.approx(solved / len(answered))  # of what was answered
     server.reply = says
     before = len(server.asked)
@@ -107,13 +116,13 @@ def test_what_a_server_refuses_is_not_solved_and_not_asked_again(server, tasks, 
     assert run(*command, flags=FLAGS) == 0
     rows, (result,) = rows_of(tmp_path / "out"), summary_of(tmp_path / "out")["results"]
     sampled = [row for row in rows if row["mode"] == "sampled"]
-    kinds = [row.get("refused") for row in sampled]
-    refused = sum(kind is not None for kind in kinds)
-    assert set(kinds) == {None, "content_filter", "context_length"} and 0 < refused < len(sampled)
-    solved = sum(len(row.get("completion", "1").split()) % 2 == 0 for row in sampled)
+    kinds = [row["roles"][""]["unscorable"].partition(":")[0] for row in sampled if "" in row["roles"]]
+    refused = len(kinds)
+    assert set(kinds) == {"content_filter", "context_length"} and 0 < refused < len(sampled)
+    solved = sum(len(said_by(row).split()) % 2 == 0 for row in sampled if "" not in row["roles"])
     assert (result["n"], result["missing"]) == (len(sampled), 0)
     assert result["pass@1"] == pytest.approx(solved / len(sampled))
-    assert result["refused_frac"] == result["unscorable_frac"] == pytest.approx(refused / len(sampled))
+    assert result["unscorable_frac"] == pytest.approx(refused / len(sampled))
     before, files = len(server.asked), files_of(tmp_path / "out")
     assert run(*command, flags=FLAGS) == 0
     assert len(server.asked) == before and files_of(tmp_path / "out") == files
@@ -124,4 +133,39 @@ def test_a_prompt_that_begins_the_answer_is_refused():
     asked, begun = [{"role": "user", "content": "?"}], {"role": "assistant", "content": "<think>"}
     examples = [Example("1", asked, {}), Example("2", [*asked, begun], {})]
     with pytest.raises(UserError, match="the prompts of mine begin the answer, which no server continues"):
-        generate.ServedSampler.check(None, generate.EvaluatedTask("mine", None, examples))
+        require_whole(Cell(NamedModel("m", "m"), "mine", None, examples, {}, {}, {}))
+
+
+def test_a_judge_that_fails_is_asked_again_and_the_model_is_not(server, tasks, tmp_path):
+    down, asked = [True], []
+
+    def judge(body):
+        if down[0] and "numbers 3" in body["messages"][-1]["content"]:
+            return BROKEN
+        return answer("Score: 10")
+
+    def reply(body):
+        if body["model"] == "j":
+            return judge(body)
+        asked.append(body)
+        return says(body)
+
+    server.reply = reply
+    server.models = ["m", "j"]
+    command = [
+        "--models",
+        f"openai:m@{server.url}",
+        "--task",
+        tasks[0],
+        "--output",
+        tmp_path / "out",
+        "--judge-cache",
+        "",
+    ]
+    command += ["--judge-model", "j", "--judge-base-url", server.url, "--judge-retries", "0"]
+    assert run(*command, flags=FLAGS) == 1
+    (result,), before = summary_of(tmp_path / "out")["results"], len(asked)
+    assert (result["unscored"], result["missing"]) == (4, 0)  # three samples and the greedy one
+    down[0] = False
+    assert run(*command, flags=FLAGS) == 0
+    assert len(asked) == before and summary_of(tmp_path / "out")["complete"]

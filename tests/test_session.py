@@ -5,30 +5,31 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 
+import pandas
 import pytest
 import torch
 from loguru import logger as log
 
 from minrl.algorithms import Advantages
-from minrl.config import TrainerConfig
 from minrl.dataflow import LostEpisode, Reward, TrainState, UserError
+from minrl.evaluation import result_line
 from minrl.optimizer import make_optimizer
-from minrl.report.rollouts import packed_steps
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import step_name
 from minrl.run.folder import RunFolder
 from minrl.run.run import Run
 from minrl.run.setup import Parts
-from minrl.tasks import TASK_DEFINITIONS
+from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.tracking import session as module
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
-from minrl.tracking.timers import TIMERS, timed
+from minrl.tracking.timers import timed
 from minrl.update import Update
 from minrl.utils.console import Screen
 from minrl.utils.statistics import Evaluation
+from tests.parsed import sized
 
-OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
+OPTIONS = {name: options() for name, options in option_classes(TASK_DEFINITIONS).items()}
 STORED = {"minrl_run": "run"}
 
 
@@ -44,13 +45,13 @@ def make_logger(policy, engine, workers, sevens, tmp_path, told, monkeypatch):
 
     def make(state=None, steps=4, stored=None, evaluations=(), eval_first=False, **logging):
         state = state or TrainState()
-        config = TrainerConfig(steps=steps, max_tokens=4, eval_every=2, eval_first=eval_first, **logging)
+        config = sized(steps=steps, max_tokens=4, eval_every=2, eval_first=eval_first, **logging)
         folders = tmp_path / "runs" / "run", tmp_path / "kept" / "run"
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         found = folders[1] / step_name(state.step) if stored and (folders[1] / step_name(state.step)).exists() else None
         run = Run("run", config, OPTIONS, *folders, checkpoint=found, stored=stored or {})
-        optimizer, screen = make_optimizer(policy, config.optimizer), Screen(quiet=True)
+        optimizer, screen = make_optimizer(policy, config), Screen(quiet=True)
         log.add(lambda message: told.append(message.record["message"]), level="INFO")
         left = list(evaluations)
         monkeypatch.setattr(Parts, "evaluate", lambda parts: {"countdown": left.pop()})
@@ -148,37 +149,38 @@ def test_an_engine_that_needs_no_correction_must_be_exact(gap, needs_correction,
 
 
 def test_evaluations_are_written_shown_and_kept(make_logger, make_rollout, told):
-    second = evaluated(0.5, failures=["a reward"])
+    result = {"category": {"level": "1"}, **result_line("greedy", make_rollout([1], [2], reward=Reward(1.0), text="7"))}
+    second = evaluated(0.5, failures=["a reward"], results=[result])
     logger = make_logger(evaluations=[second, evaluated(0.25)], eval_first=True, rollouts_every=1)
-    logger._diagnostics = UpdateDiagnostics
+    logger._diagnostics, samples = UpdateDiagnostics, []
     with logger:
         assert (logger.run.folder / "eval_before.json").exists() and next(logger.steps()) == 1
+        logger._files._boards["tensorboard"].samples = lambda step, tag, rows: samples.append((step, tag, len(rows)))
         logger.evaluate()
         logger.step(sampled(make_rollout, 1.0, 0.0), *updated(2))
-        assert list(packed_steps(logger.run.folder / "rollouts.html")) == [1]  # the page has the step's rollouts
+        logger.state.step = 2
+        logger.step(sampled(make_rollout, 1.0))  # expert iteration has no advantages
+    assert samples[:3] == [(1, "samples/held_out/countdown", 1), (1, "samples/train", 2), (1, "samples/tracked", 4)]
+    assert samples[3:] == [(2, "samples/train", 1)]
+    (path,) = RunFolder(logger.run.folder).evaluations.values()
+    (row,) = pandas.read_json(path, lines=True, dtype=False).to_dict("records")
+    assert row == {"step": 1, "task": "countdown", **result} and path.name == "step_000001.jsonl.gz"
     lines = lines_of(logger)
-    assert [line["eval/countdown/pass@1"] for line in lines] == [0.25, 0.5] and lines[1]["time/eval_s"] > 0
+    assert [line["eval/countdown/pass@1"] for line in lines[:2]] == [0.25, 0.5] and lines[1]["time/eval_s"] > 0
     before = json.loads((logger.run.folder / "eval_before.json").read_text())
     assert before == {"countdown": evaluated(0.25).to_json()} and logger.evaluations == {"countdown": second}
 
 
-def test_beside_the_bar_stand_the_results_and_the_time_left_with_evaluations(make_logger, monkeypatch):
-    shown, at = [], [0.0]
-    monkeypatch.setattr(TIMERS, "now", lambda: at[0])
-    with make_logger(steps=6, evaluations=[evaluated(0.754)] * 2) as logger:
+def test_beside_the_bar_stand_the_results(make_logger):
+    shown = []
+    with make_logger(steps=6, evaluations=[evaluated(0.754)]) as logger:
         logger._report = lambda *what: shown.append(what)
-        for step in logger.steps():
-            at[0] += 2.0  # a step
-            if step % 2 == 0:
-                with timed("eval"):
-                    at[0] += 10.0
-                logger.evaluate()
+        for _ in logger.steps():
+            logger.evaluate()
             logger.add({"reward/mean": 0.5, "sft/loss": 0.12345})
             logger.step()
-            if step == 3:
-                break
-    # After step 3 three steps of 2 s and the evaluations of steps 4 and 6 remain.
-    assert shown[2] == (3, "reward 0.50  loss 0.123  held-out 75 %  2 s/step", 3 * 2.0 + 2 * 10.0)
+            break
+    assert shown == [(1, "reward 0.50  loss 0.123  held-out 75 %")]
 
 
 def test_only_a_resumed_run_cuts_what_lies_beyond_its_checkpoint(make_logger):
@@ -203,7 +205,7 @@ def test_only_a_resumed_run_cuts_what_lies_beyond_its_checkpoint(make_logger):
 def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, told):
     closed = []
     with make_logger(TrainState(step=4, seconds=50.0), evaluations=[evaluated(0.5)]) as logger:
-        logger._boards[0].close = lambda *given: closed.append(given)
+        logger._files._boards["tensorboard"].close = lambda *given: closed.append(given)
         assert list(logger.steps()) == [] and logger.finish({"rounds": 3}) == 0
     assert closed == [(4, True)]  # the boards know that the run came to its end
     found = json.loads((logger.run.folder / "summary.json").read_text())
@@ -225,7 +227,7 @@ def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_resume(error,
     with pytest.raises(type(error)), make_logger(TrainState(step=2)) as logger:
         raise error
     logged = f"{type(error).__name__}: {error}"
-    assert told[-2:] == [logged, f"stopped at step 2; last checkpoint none yet: {logger.run.resume_command}"]
+    assert told[-2:] == [logged, "stopped at step 2; no checkpoint was saved yet"]
     assert ("Traceback" in (logger.run.folder / "log.txt").read_text()) == isinstance(error, RuntimeError)
 
 

@@ -6,14 +6,14 @@ import pytest
 from crew import crew
 from torch.profiler import profile
 
-from minrl.config import ModelConfig
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.sharding import named_weights
 from minrl.policy import as_policy
 from minrl.run.setup import sharded_policy
+from tests.parsed import sized
 
-CPU = ModelConfig(device="cpu", threads=1)
+CPU = sized(device="cpu", threads=1)
 DEEP = 12
 
 

@@ -20,7 +20,6 @@ from gradients import CPU, tiny_policy
 from together import together
 
 from minrl.__main__ import main
-from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.dataflow import TrainState, UserError
 from minrl.models.distributed import Processes
 from minrl.optimizer import make_optimizer
@@ -44,6 +43,7 @@ from minrl.tracking import session as logger
 from minrl.tracking.session import Session
 from tests.forked import Forked
 from tests.killing import killed_at, signalled_at
+from tests.parsed import sized
 
 ROOT = Path(__file__).parent.parent
 BOUND = 1e-6
@@ -109,7 +109,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_order_or_packing(tiny, mo
 
 
 def test_a_step_whose_gradient_is_not_finite_has_no_norm(tiny, monkeypatch):
-    config, rows = OptimizerConfig(), as_rollouts(tiny, numbers(4))
+    config, rows = sized(), as_rollouts(tiny, numbers(4))
     for norm, shown in ((2.5, 2.5), (math.inf, None), (math.nan, None)):
         monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_, norm=norm: norm)
         metrics = sft_step(tiny, make_optimizer(tiny, config), rows, config, TrainState(step=1), steps=1)
@@ -124,7 +124,7 @@ def test_several_processes_train_on_the_rows_that_one_would(tiny):
         state, seen = TrainState(), []
         for state.step in (1, 2, 3):
             drawn = draw_examples(rows, 3, 0, state)
-            seen.append(sft_step(policy, optimizer, drawn, OptimizerConfig(warmup_steps=0), state, steps=3))
+            seen.append(sft_step(policy, optimizer, drawn, sized(warmup_steps=0), state, steps=3))
         return seen, policy.model.get_input_embeddings().weight.detach().clone()
 
     expected, weight = trained(tiny_policy(tiny.processes))
@@ -151,7 +151,7 @@ def batches(tiny, monkeypatch):
         last = settings.steps or steps_of(settings, state, len(rows), settings.batch_size)
         parts, run = object.__new__(Parts), SimpleNamespace(settings=settings)
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, state=state, run=run)
-        vars(parts).update(config=TrainerConfig(steps=last))
+        vars(parts).update(config=sized(steps=last))
         monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(given[2]) or {})
         recorder = MagicMock(spec=Session, parts=parts, run=run, steps=lambda: steps_to(last, state))
         fine_tune(recorder, Rows(rows, []))
@@ -225,7 +225,7 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[]", "row 2 of .* must be a JSON object, got list"),
+        ("[]", "row 2 must be an object, got"),
         ('{"prompt": "1"}', r"needs `prompt` and `response` \(it has prompt\): name its columns with --prompt-column"),
         ('{"prompt": "1", "response": null}', "`response` must be a string or a list of .* message, got None"),
         ('{"prompt": "1", "response": "2", "tools": [{}]}', "`tools` is not shown to the model"),
@@ -311,8 +311,8 @@ def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundr
             load(16, *lacking)
 
 
-HANOI = "--hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --hanoi.peg-names 4"
-SMALL = f"""--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 2 --base-batch-size 16 --threads 1
+HANOI = "--hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4"
+SMALL = f"""--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 2  --threads 1
     --device cpu --task hanoi {HANOI} --max-tokens 16 --eval-examples 8 --eval-samples 1"""
 BASE = SMALL.split()
 STEPS = "--steps 6 --batch-size 4 --save-every 2 --eval-every 3 --rollouts-every 2"
@@ -323,7 +323,7 @@ FLAGS = [*BASE, *STEPS.split(), "--run-name", NAME]
 @pytest.fixture(scope="module")
 def rows_file(tmp_path_factory):
     """Solutions of training problems, and of a held-out one."""
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2, max_moves=4, peg_names=4)})
+    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2, peg_names=4)})
     rng = random.Random(0)
     examples = [*task.dataset.train[:60], task.dataset.held_out[0]]
     rows = [{"prompt": e.prompt, "response": task.demonstrations(e, rng)} for e in examples for _ in range(3)]
@@ -399,7 +399,7 @@ def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(p
 def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
     # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
     shutil.copytree(place / "checkpoints", place / "twice" / "checkpoints")
-    adapters = ["--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "3e-3", "--schedule", "constant"]
+    adapters = ["--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "5e-4", "--schedule", "constant"]
     assert main(["sft", *FLAGS, *adapters, *folders(place)]) == 0
     once = summary(place)
     assert once["held_out_loss"]["6"] < once["held_out_loss"]["0"] == uninterrupted[1]["held_out_loss"]["0"]
@@ -481,3 +481,18 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
     assert "could not be scored, the first (row 4: the row lacks 'target'" in capsys.readouterr().err
     assert keep(tmp_path, lines, "--min-reward", "0.1") == lines[:3]
     assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5]]
+
+
+def test_the_filter_reads_ground_truth_and_fails_where_no_row_could_be_scored(tmp_path, capsys):
+    """Rows of the published MATH post-training: a prompt, a response and a `ground_truth`."""
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(
+            json.dumps({"prompt": "p", "response": text, "ground_truth": "54"}) + "\n" for text in ("#### 54", "54")
+        )
+    )
+    flags = ["--task", "gsm8k", "--data", str(tmp_path / "rows.jsonl"), "--output"]
+    assert main(["filter", *flags, str(tmp_path / "kept.jsonl")]) == 0
+    assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 1
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"response": "#### 54"}) + "\n")
+    assert main(["filter", *flags, str(tmp_path / "none.jsonl")]) == 1
+    assert "1 could not be scored, the first (row 1: the row lacks 'answer'" in capsys.readouterr().err

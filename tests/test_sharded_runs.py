@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from minrl.__main__ import main
-from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.dataflow import UserError
 from minrl.models.loading import load_model, save_model, word_tokenizer
 from minrl.models.lora import Adapters
@@ -20,6 +19,7 @@ from minrl.models.modules import ExactRouter
 from minrl.policy import as_policy
 from minrl.run.checkpoint import damage, save_policy
 from minrl.run.setup import without_storage
+from tests.parsed import sized
 
 STEPS = 4
 
@@ -100,7 +100,7 @@ def adapted_in_bfloat16(policy):
     with torch.no_grad():
         for weight in policy.model.parameters():
             weight.copy_(weight.bfloat16())
-    policy.adapters = Adapters(policy.model, LoraConfig(lora_rank=4), "base", seed=0)
+    policy.adapters = Adapters(policy.model, sized(lora_rank=4), "base", seed=0)
     assert {weight.dtype for weight in policy.model.parameters()} == {torch.bfloat16, torch.float32}
     return policy
 
@@ -109,7 +109,7 @@ def adapted_in_bfloat16(policy):
 def test_a_frozen_opponent_is_found_by_all_processes(tmp_path):
     """The main process alone has loaded the start model, which the others play against too."""
     flags = (
-        f"--task tictactoe --tictactoe.opponent frozen --base-steps 2 --base-batch-size 4 --runs-dir {tmp_path}/runs "
+        f"--task tictactoe --tictactoe.opponent frozen --base-steps 2  --runs-dir {tmp_path}/runs "
         f"--checkpoints-dir {tmp_path}/checkpoints --prompts-per-step 2 --group-size 2 --max-tokens 6 --eval-every 0 "
         "--eval-examples 2 --eval-samples 2 --threads 1 --device cpu --quiet --no-preflight --sharding full --steps 1"
     )
@@ -133,7 +133,7 @@ def test_a_mixture_of_experts_has_a_structure_to_send(tmp_path, processes):
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4}
     config = Qwen3MoeConfig(vocab_size=len(tokenizer), num_experts_per_tok=2, **sizes, **heads)
     save_model(Qwen3MoeForCausalLM(config), tokenizer, tmp_path)
-    policy = as_policy(*load_model(str(tmp_path)), ModelConfig(device="cpu", threads=1), processes)
+    policy = as_policy(*load_model(str(tmp_path)), sized(device="cpu", threads=1), processes)
     sent = pickle.loads(pickle.dumps(without_storage(policy)))
     types = [[type(module) for module in one.modules()] for one in (policy.model, sent.model)]
     assert types[0] == types[1] and any(issubclass(cls, ExactRouter) for cls in types[1])
@@ -141,4 +141,4 @@ def test_a_mixture_of_experts_has_a_structure_to_send(tmp_path, processes):
 
 def test_moments_in_8_bits_are_not_sharded():
     with pytest.raises(UserError, match="--optimizer adamw8bit takes whole weights only"):
-        TrainerConfig(model=ModelConfig(sharding="full"), optimizer=OptimizerConfig(optimizer="adamw8bit"))
+        sized(sharding="full", optimizer="adamw8bit")

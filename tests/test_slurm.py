@@ -17,12 +17,13 @@ TASK = """
 import time
 from dataclasses import dataclass
 
-from minrl.tasks.task import Task, TaskDefinition, split
+from minrl.tasks import TaskDefinition, TaskOptions
+from minrl.tasks.task import split
 from minrl.dataflow import Example, Reward
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(TaskOptions):
     most: int = 16
 
 
@@ -31,12 +32,11 @@ def reward(completion, example):  # in a worker; a step takes long enough to be 
     return Reward(len(completion) % 5 / 4)
 
 
-def make(options, data_path):
-    examples = [Example(f"numbers {n}", f"numbers {n}", {}) for n in range(options.most)]
-    return Task(split(examples, 0.5), reward)
+def dataset(options):
+    return split([Example(f"numbers {n}", f"numbers {n}", {}) for n in range(options.most)], 0.5)
 
 
-slow = TaskDefinition(Options, make)
+slow = TaskDefinition(dataset, reward, Options)
 """
 
 

@@ -79,8 +79,8 @@ def test_every_combination_is_a_run_named_by_what_varies(tmp_path):
     runs = planned(tmp_path, RATES)
     assert [run.name for run in runs] == NAMES and {run.state for run in runs} == {"new"}
     assert runs[1].given == {"steps": 2, "learning_rate": 0.001, "seed": 0}
-    assert [run.settings.optimizer.learning_rate for run in runs] == [1e-4, 1e-3] * 2
-    assert runs[0].settings.steps == 2 and runs[0].settings.logging.run_name == NAMES[0]
+    assert [run.settings.learning_rate for run in runs] == [1e-4, 1e-3] * 2
+    assert runs[0].settings.steps == 2 and runs[0].settings.run_name == NAMES[0]
     runs = planned(tmp_path, {"task": "hanoi", "hanoi.max_disks": [3, 4]}, "my sweep.yaml")
     assert runs[0].name == "my-sweep-hanoi.max_disks=3-seed0" and runs[-1].options["hanoi"].max_disks == 4
 
@@ -106,7 +106,7 @@ def test_the_same_command_leaves_out_what_is_complete_and_goes_on_where_the_end_
     report = Path("runs/report/rates/report.md").read_text()
     assert all(name in report for name in NAMES) and "2 seeds" in report
     last, _ = parsed(json.loads(Path("words.json").read_text()))  # what train.py is called with
-    assert (last.logging.run_name, last.resume, last.optimizer.learning_rate) == (NAMES[-1], "auto", 1e-3)
+    assert (last.run_name, last.resume, last.learning_rate) == (NAMES[-1], "auto", 1e-3)
     assert sweep() == 0 and order() == NAMES
     assert sweep(content={**RATES, "steps": 3}) == 0 and order()[4:] == NAMES
 

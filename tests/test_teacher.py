@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 from minrl import trainer
 from minrl.__main__ import main
-from minrl.config import RolloutConfig, TrainerConfig
 from minrl.dataflow import Example, Reward, UserError
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
@@ -19,6 +18,7 @@ from minrl.run.teacher import TeacherPrompt, require_same_tokens, teacher_prompt
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from tests.killing import killed_at
+from tests.parsed import sized
 from tests.test_train_loop import loop
 
 assert loop  # a fixture
@@ -58,8 +58,8 @@ def test_the_mean_update_is_the_gradient_of_the_divergence_from_the_teacher(tiny
     tiny.model.zero_grad()
     probability = policy.exp().tolist()
     total = {name: torch.zeros_like(gradient) for name, gradient in expected.items()}
-    rollout = RolloutConfig(group_size=1, temperature=temperature)
-    config = replace(settings("distill", passes_per_step=1, importance_cap=0.0), rollout=rollout)
+    row = settings("distill", passes_per_step=1, importance_cap=0.0)
+    config = row.with_settings(group_size=1, temperature=temperature)
     for token in range(rows):
         (step,), _ = gradients(tiny, [make_rollout(prompt, [token])], config)
         for name in total:
@@ -121,7 +121,7 @@ def task():
 
 
 def asked(text, max_tokens=8, **limits):
-    return TrainerConfig(teacher_prompt=text, task="t", max_tokens=max_tokens, **limits)
+    return sized(teacher_prompt=text, task="t", max_tokens=max_tokens, **limits)
 
 
 def test_what_a_teacher_cannot_read_is_refused(tiny, task):
@@ -133,7 +133,7 @@ def test_what_a_teacher_cannot_read_is_refused(tiny, task):
     assert teacher_prompt(tiny, asked("{prompt}", limit - 2), task)
     room = rf"no room for the {limit - 1} tokens of a completion of t in the {limit} .* in (\d) of \1 tr"
     with pytest.raises(UserError, match=room):
-        teacher_prompt(tiny, asked("{prompt}", task_max_tokens=f"t:{limit - 1}"), task)  # the task's own limit
+        teacher_prompt(tiny, asked("{prompt}"), replace(task, max_tokens=limit - 1))  # the task's own limit
 
 
 def stranger(words, processes):

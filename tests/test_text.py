@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minrl.utils.text import printable, stable_text
+from minrl.dataflow import UserError
+from minrl.utils.text import digest_of, printable, stable_text
 
 LONG = 2000
 """Elements: numpy leaves out the middle of more than a thousand."""
@@ -40,12 +41,31 @@ def test_equal_values_have_one_text_and_others_another(one, alike, other):
 
 
 def test_the_text_is_the_same_in_another_process():
-    made = "frozenset('minrl'), {('a', 1): len, 'b': lambda x: x}, float('nan')"
-    code = f"from minrl.utils.text import stable_text; print(stable_text([{made}]))"
+    made = "[frozenset('minrl'), {'a': range(3), 1: float('nan')}, __import__('datetime').date(2024, 1, 2)]"
+    code = f"from minrl.utils.text import stable_text; print(stable_text({made}))"
     root = Path(__file__).parent.parent
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    value = [frozenset("minrl"), {("a", 1): len, "b": eval("lambda x: x")}, float("nan")]
-    assert again.stdout.strip() == stable_text(value), again.stderr
+    assert again.stdout.strip() == stable_text(eval(made)), again.stderr
+
+
+class Own:
+    pass
+
+
+@pytest.mark.parametrize("value", [Own(), lambda text: text, {"a": [Own()]}, {("a", 1): 2}])
+def test_what_has_no_such_text_is_refused_in_one_line(value):
+    with pytest.raises(UserError, match=r"^an example holds [^\n]*\Z"):
+        stable_text(value)
+
+
+def test_the_ids_of_rows_stay():
+    """As they were made in earlier versions: they decide what is held out."""
+    rows = [
+        {"question": "1 + 1?", "answer": 2, "tags": ["a", None, True], "score": 0.1},
+        {"q": "\u00e9\u2028", "n": -0.0},
+    ]
+    assert [digest_of([row]) for row in rows] == ["8de429f53968f904", "8d07f75a704104d2"]
+    assert digest_of([{"b", "a"}, np.arange(3), Point(1), (1, 2)]) == "015bbbc605a90a69"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 
-from minrl.config import BaseModelConfig
 from minrl.dataflow import Completion, Example, Turn
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import Plan, rollout
@@ -31,6 +30,7 @@ from minrl.tasks.tictactoe import (
     winner,
 )
 from tests.conftest import CPU
+from tests.parsed import sized
 
 
 @cache
@@ -91,7 +91,7 @@ def test_perfect_play_is_a_draw_and_a_corner_has_one_answer():
 BOARD = "xox4oxo89"
 
 MOVES = [
-    *(("4", "4"), ("**8**.", "8"), ("\u0668", "8"), ("4? </think>\n\n8", "8")),
+    *(("4", "4"), ("**8**.", "8"), ("\uff18", "8"), ("4? </think>\n\n8", "8")),
     ("<think> 4 or 9? <answer> 4 </answer> </think> 8", "8"),
     ("<think> <answer> 8 </answer> </think>", None),
     ("the centre is taken, so <answer>9</answer>", "9"),
@@ -135,6 +135,13 @@ def test_a_won_game_and_a_drawn_one_by_hand():
     _, rewards = act(task.play(example("self", "x o"), random.Random(0)), *"745913682")
     assert [rewards[role].value for role in "xo"] == [0.5, 0.5]
     assert rewards["x"].solved is False and rewards["x"].parts["draw"] == 1.0
+
+
+def test_with_zero_sum_the_rewards_are_those_of_spiral():
+    task, drawn, won, illegal = task_against("self", zero_sum=True), "745913682", "14253", "144"
+    ends = [act(task.play(example("self", "x o"), random.Random(0)), *moves)[1] for moves in (drawn, won, illegal)]
+    assert [(end["x"].value, end["o"].value) for end in ends] == [(0, 0), (1, -1), (-1, 1)]
+    assert [end["x"].solved for end in ends] == [False, True, False]
 
 
 @pytest.mark.parametrize(("opponent", "plays"), [("random", "x"), ("minimax", "x"), ("random", "o"), ("minimax", "o")])
@@ -211,8 +218,8 @@ def test_demonstrations_are_legal_moves_of_one_side_as_the_game_shows_them():
 def test_the_base_model_learns_positions_exactly_as_play_shows_them(tmp_path, processes, workers):
     # What a demonstration holds and what an episode with the same moves builds are the same ids and the same mask.
     task = task_against("self")
-    small = BaseModelConfig(base_steps=1, base_hidden_size=64, base_heads=2, base_batch_size=4)
-    make_base_model(tmp_path / "m", small, CPU, task, list(task.vocabulary), processes, lambda *_: None)
+    small = sized(base_steps=1, base_hidden_size=64, base_heads=2)
+    make_base_model(tmp_path / "m", small, task, list(task.vocabulary), processes, lambda *_: None)
     policy = load_policy(str(tmp_path / "m"), CPU, processes)
     rng = random.Random(3)
     demonstrated = _demonstration(policy, task, rng, policy.tokenizer.eos_token_id)

@@ -1,12 +1,8 @@
-"""Every second of a step belongs to one phase, and what the process and its children use is measured."""
-
-import time
+"""Every second of a step belongs to one phase."""
 
 import pytest
-import torch
 
-from minrl.tracking import timers
-from minrl.tracking.timers import Timers, Usage
+from minrl.tracking.timers import Timers
 
 
 @pytest.fixture
@@ -40,15 +36,3 @@ def test_phases_and_what_no_phase_claims_add_up_to_the_step(ticking):
     with timers.timed("save"):
         at[0] = 9.0
     assert timers.take()[0] == {"time/other_s": 0.0, "time/save_s": 2.0, "time/step_s": 2.0}
-
-
-def test_processor_time_is_a_share_of_the_cores_since_the_last_call(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(timers, "cpu_cores", lambda: 4)
-    used, seconds = iter([(5.0, 1), (25.0, 3 * 2**30), (25.0, 1)]), iter([100.0, 110.0, 112.0])
-    monkeypatch.setattr(timers, "cpu_and_memory", lambda: next(used))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
-    measured = Usage()
-    taken = measured.take()  # 20 s within 10 s, on 4 cores
-    assert (taken["system/cpu_percent"], taken["system/memory_gib"]) == (50.0, 3.0)
-    assert measured.take()["system/cpu_percent"] == 0.0

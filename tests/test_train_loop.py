@@ -1,12 +1,13 @@
 """The whole loop on a CPU: with every algorithm the reward goes up, in seconds. And `minrl.train` as a library."""
 
-import dataclasses
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from loguru import logger
 from safetensors.torch import load_file
 
 import minrl
@@ -16,6 +17,7 @@ from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Reward, UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.tasks import Dataset, Task
+from minrl.utils.files import read_packed
 from tests.say_sevens import count_sevens
 
 
@@ -85,20 +87,41 @@ def test_an_algorithm_of_a_file_is_that_of_the_resumed_run_too(loop, tmp_path):
     assert summary_of(tmp_path / "runs/own")["algorithm"] == f"{tmp_path}/own_row.py:mine"
 
 
+CHOOSE = """
+def choose(examples, count, rates, rng):
+    return sorted(rng.sample(list(examples), len(examples)), key=lambda one: rates.get(one.id, -1))[:count]
+"""
+
+
+def test_a_resumed_run_chooses_the_examples_that_it_would_have_chosen(loop, tmp_path):
+    (tmp_path / "mine.py").write_text(CHOOSE)
+    flags = ["--sampler", f"{tmp_path}/mine.py:choose", "--schedule", "constant", "--no-preflight", "--no-eval-first"]
+    flags += ["--prompts-per-step", "2", "--rollouts-every", "1", "--run-name"]
+    loop(*flags, "own", "--steps", "2")
+    assert resume(tmp_path / "runs/own", "--steps", "4") == 0
+    loop(*flags, "whole", "--steps", "4")
+    assert len(set(weights_of(tmp_path, "own", "whole"))) == 1
+    drawn = []
+    for step in (1, 2):
+        lines = read_packed(tmp_path / f"runs/own/rollouts/step_00000{step}.jsonl.gz")
+        drawn.append({line["example_id"] for line in lines if line["purpose"] == "train"})
+    assert drawn[0].isdisjoint(drawn[1])  # what was never tried comes first
+
+
 def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a_resume(loop, sevens, capsys):
     # Of rewards just below the largest float32 the gradient's squares overflow.
     object.__setattr__(sevens, "reward", lambda text, example: Reward(3e38, maximum=3e38))
-    status, run = loop("--algorithm", "reinforce_no_baseline", "--max-skipped-steps", "3", "--steps", "2")
+    status, run = loop("--algorithm", "reinforce_no_baseline", "--steps", "4")
     assert status == 0
     steps = [(line["policy/skipped_steps"], line["policy/optimizer_steps"]) for line in metrics(run)[1:]]
-    assert steps == [(1, 0), (1, 0)]
-    last = run.parent.parent / "ckpt" / run.name / "step_000002"
+    assert steps == [(1, 0)] * 4
+    last = run.parent.parent / "ckpt" / run.name / "step_000004"
     weights, saved = (load_file(path / "model.safetensors") for path in (run.parent.parent / "model", last))
     assert all(torch.equal(weights[name], saved[name]) for name in weights)
-    with pytest.raises(UserError, match="gradient of 3 optimizer steps in a row was not finite"):
+    with pytest.raises(UserError, match="gradient of 5 optimizer steps in a row was not finite"):
         resume(run, "--steps", "9")
     said = " ".join(capsys.readouterr().err.split())
-    assert f"stopped at step 3; last checkpoint {last}: python -m minrl train --resume {run}" in said
+    assert f"stopped at step 5; last checkpoint {last}: python -m minrl train --resume {run}" in said
 
 
 def test_an_exact_engine_that_is_not_stops_the_run_before_anything_is_saved(loop, tmp_path, monkeypatch):
@@ -122,30 +145,51 @@ def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(loop, sevens
         loop("--model-id", "none")
 
 
-def test_a_task_object_is_trained_by_a_call(sevens_model, sevens, tmp_path):
+def test_a_task_object_is_trained_by_a_call(sevens_model, sevens, tmp_path, said):
     sizes = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 4, "eval_examples": 8, "eval_samples": 2}
     quick = {"preflight": False, "quiet": True, "threads": 1, "device": "cpu", "model_id": sevens_model}
     folders = {"runs_dir": str(tmp_path / "runs"), "checkpoints_dir": str(tmp_path / "kept")}
-    own = replace(
-        sevens, name="own", reward=lambda text, example: count_sevens(text, example)
-    )  # no worker can import it
+
+    def reward(text, example):  # no worker can import it
+        logger.info("the program's")
+        return count_sevens(text, example)
+
+    own = replace(sevens, name="own", reward=reward)
     summary = minrl.train(TrainerConfig(task=own, **sizes, **quick, **folders))
-    assert summary == summary_of(tmp_path / "runs" / summary["run"])
+    folder, history = Path(summary.pop("folder")), summary.pop("history")
+    assert summary == summary_of(folder) and folder == tmp_path / "runs" / summary["run"]
+    assert history == metrics(folder) and [line["step"] for line in history] == [0, 1, 2]
+    log = (folder / "log.txt").read_text()
+    assert "step 2/2" in log and "the program's" not in log
+    logger.info("after the run")
+    assert "the program's\n" in said and any("step 2/2" in one for one in said) and said[-1] == "after the run\n"
     assert (summary["task"], summary["steps"]) == ("own", 2)
     assert summary["eval_after"]["pass@1"] is not None
+    # From its weights, in the same process, with another setting. The rollouts of the first and the last step are kept.
+    again = minrl.train(TrainerConfig(task=own, **{**sizes, **quick, "model_id": summary["run"]}, **folders, seed=1))
+    assert again["eval_before"]["pass@1_greedy"] == summary["eval_after"]["pass@1_greedy"]
+    assert again["folder"] == f"{tmp_path}/runs/own-grpo-seed1"
+    assert sorted(path.name[5:11] for path in Path(again["folder"]).glob("rollouts/*")) == ["000001", "000002"]
 
 
-def test_settings_that_were_not_given_have_the_defaults_of_the_models_size(monkeypatch):
-    monkeypatch.setattr("minrl.run.defaults.num_weights", lambda name, runs_dir: 135_000_000)
+def test_settings_that_were_not_given_follow_from_the_models_size(monkeypatch):
+    monkeypatch.setattr("minrl.run.sizes.num_weights", lambda name, runs_dir: 135_000_000)
     opened = []
-    monkeypatch.setattr(trainer, "open_run", lambda settings, options, flags: opened.append(settings))
-    monkeypatch.setattr(trainer, "_run", lambda run, started: (0, {}))
-    given = {"model_id": "some/model", "device": "cpu", "learning_rate": 3e-4}  # the default of the base model
+    monkeypatch.setattr(trainer, "_run", lambda run, started: opened.append(run.config) or (0, {}))
+    given = {"model_id": "some/model", "device": "cpu", "learning_rate": 3e-4}  # that of the base model
     minrl.train(TrainerConfig(**given))
     minrl.train(TrainerConfig(**given).with_settings(seed=1, group_size=2))
-    found = [(one.seed, one.optimizer.learning_rate, one.rollout.group_size, one.rollout.max_tokens) for one in opened]
+    found = [(one.seed, one.learning_rate, one.group_size, one.max_tokens) for one in opened]
     assert found == [(0, 3e-4, 8, 64), (1, 3e-4, 2, 64)]
-    assert dataclasses.replace(TrainerConfig(learning_rate=1e-3), steps=3).given == {"learning_rate", "steps"}
+
+
+def test_options_of_tasks_are_given_in_python(monkeypatch):
+    opened = []
+    monkeypatch.setattr(trainer, "_run", lambda run, started: opened.append(run.options) or (0, {}))
+    minrl.train(TrainerConfig(task="hanoi"), options={"hanoi": {"max_disks": 3}})
+    assert opened[0]["hanoi"].max_disks == 3
+    with pytest.raises(UserError, match="unknown option 'max_disk' of hanoi: did you mean max_disks"):
+        minrl.train(TrainerConfig(task="hanoi"), options={"hanoi": {"max_disk": 3}})
 
 
 @pytest.mark.skipif("MINRL_CHECK_TYPES" in os.environ, reason="wrong types are given on purpose")

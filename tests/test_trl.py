@@ -90,7 +90,7 @@ def ours(policy, known, row, changes):
     batch.rollout_logprobs.data = known.rollout_logprobs
     stream = pack(known.rollouts, range(len(known.rollouts)))
     logprobs, entropy = known.logprobs.clone().requires_grad_(), known.entropy.clone().requires_grad_()
-    counted = counted_rollouts(batch, config.algorithm)
+    counted = counted_rollouts(batch, config)
     weights = token_weights(batch, algorithm, counted, range(len(known.rollouts)), config)[batch.rollout_of]
     at = stream.token_index
     tokens = Tokens(
@@ -98,14 +98,14 @@ def ours(policy, known, row, changes):
         entropy=entropy[at],
         old_logprobs=known.old_logprobs[at],
         rollout_logprobs=known.rollout_logprobs[at],
-        ref_logprobs=known.ref_logprobs[at] if config.algorithm.kl_coef else None,
+        ref_logprobs=known.ref_logprobs[at] if config.kl_coef else None,
         teacher_logprobs=None,
         advantages=batch.advantages[batch.rollout_of][at],
         token_weights=weights[at],
         rollout_of=batch.rollout_of[at],
-        importance_cap=config.algorithm.importance_cap,
+        importance_cap=config.importance_cap,
     )
-    loss, _ = policy_loss(tokens, algorithm, config.algorithm)
+    loss, _ = policy_loss(tokens, algorithm, config)
     loss.backward()
     return loss, logprobs.grad, entropy.grad
 
@@ -143,7 +143,7 @@ def theirs(known, loss_type, options, scaled=True):
         vllm_importance_sampling_correction=True,
         model=SimpleNamespace(training=True),
         current_gradient_accumulation_steps=1,
-        max_completion_length=settings("grpo").rollout.max_tokens,
+        max_completion_length=settings("grpo").max_tokens,
         accelerator=SimpleNamespace(
             num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, reduction: x
         ),

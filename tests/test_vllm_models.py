@@ -2,46 +2,40 @@
 
 import json
 import math
-import os
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import (
-    Gemma3Config,
-    Gemma3ForCausalLM,
-    Gemma3ForConditionalGeneration,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
+from transformers import MixtralConfig, MixtralForCausalLM
 
-from minrl.config import EngineConfig, TrainerConfig
-from minrl.dataflow import UserError
-from minrl.engines import BATCH_INVARIANT, takes_vllm, vllm_sync
+from minrl.dataflow import Completion, Request, UserError
 from minrl.engines import vllm as vllm_engine
-from minrl.engines.vllm import PolicyClasses, refused
+from minrl.engines import vllm_sync
+from minrl.engines.vllm import vllm_errors
 from minrl.engines.vllm_sync import (
     PROBE_TOKENS,
-    Checkpoint,
-    Compared,
+    SyncCheck,
     SyncError,
+    as_saved,
     find_engine_tensors,
+    first_probes,
     mismatched_tensors,
     policy_logprobs,
-    probe_of,
+    probes_of,
     require_synced,
-    spread_ids,
+    tensors_of,
     unread,
 )
 from minrl.run import preflight
+from tests.parsed import sized
 from tests.vllm_models import CHANGES, TABLE, TOLERANCE, compare_apart
 
 REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 
-FEW = ("mixtral", "phi", "gpt2", "granitemoehybrid")
-"""Renamed experts, a head with a bias, columns for rows, recurrent layers."""
+FEW = ("llama", "gemma2", "phi3")
+"""Separate projections, norms of another kind and windows, fused projections."""
 
 
 @pytest.mark.slow
@@ -54,38 +48,27 @@ def test_vllm_samples_with_the_policy_before_and_after_an_update(name):
     assert found.gap <= TOLERANCE["float32"] and found.spread > 0.5
 
 
-def test_what_vllm_starts_from_is_in_the_same_folder_for_the_same_model(policy, make_policy, tmp_path, monkeypatch):
-    """Its path is part of the key by which vLLM finds what it compiled before. vLLM makes a multimodal processor."""
-    monkeypatch.setattr(policy.model, "processor_files", {"preprocessor_config.json": b"{}"}, raising=False)
-    folder = vllm_engine.shape_folder(tmp_path, policy, policy.model)
-    assert (folder / "preprocessor_config.json").read_bytes() == b"{}"
-    (folder / "config.json").unlink()  # as by what cleans up old files
-    assert vllm_engine.shape_folder(tmp_path, policy, policy.model) == folder and (folder / "config.json").exists()
-    plain = make_policy(1)
-    other = vllm_engine.shape_folder(tmp_path, plain, plain.model)
-    assert other != folder
-    plain.model.config.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
-    assert vllm_engine.shape_folder(tmp_path, plain, plain.model) not in (folder, other)
-    assert len(list(tmp_path.iterdir())) == 3
+def test_what_vllm_starts_from_is_in_the_same_folder_for_the_same_model(policy, tmp_path, monkeypatch):
+    """Its path is part of the key by which vLLM finds what it compiled before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = vllm_engine.shape_folder(policy)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [type(policy.model).__name__]
+    assert vllm_engine.shape_folder(policy) == folder
+    policy.model.config.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
+    assert vllm_engine.shape_folder(policy) != folder
+    policy.tokenizer.add_tokens(["new"])
+    assert len({vllm_engine.shape_folder(policy) for _ in range(2)}) == 1
+    assert len(list((tmp_path / "minrl" / "shapes").iterdir())) == 3
 
 
 def test_what_vllm_takes_of_a_card_when_it_wakes_is_counted_before_the_first_step(policy, monkeypatch):
     monkeypatch.setattr(type(policy), "device", property(lambda self: torch.device("cuda")))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**30))
     monkeypatch.setattr(preflight, "takes_vllm", lambda config, device: True)
-    weights = 4 * sum(weight.numel() for weight in policy.model.parameters())
-    for sleep, expected in (("kv", int(0.3 * 2**30) - weights), ("off", 0)):  # what never sleeps is not free already
-        settings = EngineConfig(engine="vllm", engine_memory_frac=0.3, engine_sleep=sleep)
-        assert preflight.setup_of(policy, replace(TrainerConfig(), engine=settings)).cache == expected
-
-
-def test_batch_invariance_is_set_before_the_first_product_on_a_card(monkeypatch):
-    monkeypatch.setattr(vllm_engine, "refusal", lambda device, build: None)
-    for name in BATCH_INVARIANT:
-        monkeypatch.setenv(name, "")
-    assert takes_vllm(EngineConfig(engine="vllm"), "cuda") and not os.environ["CUBLASLT_WORKSPACE_SIZE"]
-    assert takes_vllm(EngineConfig(engine="vllm", batch_invariant=True), "cuda")
-    assert BATCH_INVARIANT.items() <= os.environ.items()
+    weights = 4 * policy.num_weights
+    for sleep, expected in ((True, int(0.3 * 2**30) - weights), (False, 0)):  # what never sleeps is not free already
+        settings = sized(engine="vllm", engine_memory_frac=0.3, engine_sleep=sleep)
+        assert preflight.returned_bytes(policy, settings) == expected
 
 
 def test_each_architecture_is_right_or_refused_in_one_line():
@@ -97,34 +80,6 @@ def test_each_architecture_is_right_or_refused_in_one_line():
         assert "\n" not in cell
 
 
-class Layer(nn.Linear):
-    """A module of the policy's, whose class another library changes."""
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return super().forward(value)
-
-
-class Compiled:
-    def __call__(self, *args: object) -> object:
-        raise AttributeError("do_not_compile")
-
-
-def test_classes_that_vllm_changes_are_put_back_and_its_own_modules_keep_the_change():
-    policy, engine_model = nn.Sequential(Layer(2, 2)), nn.Sequential(Layer(2, 2))
-    expected, before = policy(torch.ones(2)), dict(vars(Layer))
-    classes = PolicyClasses(policy)
-    Layer.__bases__ = (*Layer.__bases__, Compiled)
-    Layer.__call__, Layer.mark = Compiled.__call__, True
-    with pytest.raises(AttributeError):
-        policy(torch.ones(2))
-    classes.restore(engine_model)
-    assert torch.equal(policy(torch.ones(2)), expected)
-    assert dict(vars(Layer)) == before and Layer.__bases__ == (nn.Linear,)
-    with pytest.raises(AttributeError):
-        engine_model(torch.ones(2))
-    assert isinstance(engine_model[0], Layer) and engine_model[0].mark
-
-
 def small_mixtral() -> MixtralForCausalLM:
     sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     return MixtralForCausalLM(MixtralConfig(vocab_size=11, num_key_value_heads=1, num_local_experts=3, **sizes))
@@ -133,72 +88,43 @@ def small_mixtral() -> MixtralForCausalLM:
 def test_the_engine_is_sent_what_a_checkpoint_holds(tmp_path):
     model = small_mixtral()
     model.save_pretrained(tmp_path)
-    checkpoint = Checkpoint(model)
-    sent = dict(checkpoint.as_saved(checkpoint.tensors()))
+    sent = dict(as_saved(model, tensors_of(model)))
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert sent.keys() == set(file.keys())
         assert all(torch.equal(sent[name], file.get_tensor(name)) for name in sent)
     assert not any(name in sent for name in model.state_dict() if "experts" in name)  # of another form in memory
 
 
-def test_of_a_multimodal_model_the_text_part_is_sent_as_a_model_of_text():
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "head_dim": 8}
-    text |= {"num_attention_heads": 2, "num_key_value_heads": 1}
-    nested = Gemma3Config(text_config=text, vision_config={**vision, "image_size": 28, "patch_size": 14})
-    model = Gemma3ForConditionalGeneration(nested)
-    checkpoint = Checkpoint(model)
-    sent = dict(checkpoint.as_saved(checkpoint.tensors()))
-    alone = Gemma3ForCausalLM(model.config.text_config)
-    assert type(checkpoint.shape) is Gemma3ForCausalLM
-    assert sent.keys() == {name for name in alone.state_dict() if name != "lm_head.weight"}  # tied
-    alone.load_state_dict(sent, strict=False)
-    alone.tie_weights()
-    ids = torch.tensor([[1, 2, 3, 4]])
-    torch.testing.assert_close(alone.eval()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
-
-
-class Engine(nn.Module):
-    """A decoder under another prefix, with a fused projection and rows where GPT-2 has columns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.language_model = nn.ModuleDict({"model": nn.ModuleDict({"h": nn.ModuleList([nn.Module()])})})
-        block = self.language_model["model"]["h"][0]
-        block.attn = nn.Module()
-        block.attn.c_attn = nn.Linear(16, 48)
-        block.mlp = nn.Module()
-        block.mlp.experts = nn.Module()
-        block.mlp.experts.gate = nn.Linear(16, 4, bias=False)
-        block.register_buffer("layer_scalar", torch.ones(1))
-
-
-def test_tensors_are_found_under_other_names_and_shapes():
-    model = Engine()
-    block = model.language_model["model"]["h"][0]
-    weights = {
-        "transformer.h.0.attn.c_attn.weight": block.attn.c_attn.weight.detach().T.clone(),
-        "transformer.h.0.attn.c_attn.bias": block.attn.c_attn.bias.detach().clone(),
-        "transformer.h.0.mlp.gate.weight": block.mlp.experts.gate.weight.detach().clone(),
-        "transformer.h.0.layer_scalar": torch.ones(1),
-        "transformer.h.0.lost": torch.ones(1),
-    }
-    held = find_engine_tensors(model, weights, {"transformer.h.0.attn.c_attn.weight"})
-    assert unread(held, weights) == ["transformer.h.0.lost"]
-    assert mismatched_tensors(held, weights, torch.float32, 0)[0] == []
-    for name in weights.keys() - {"transformer.h.0.lost"}:
-        changed = weights[name].clone()
-        changed[-1] += 1
-        assert mismatched_tensors(held, {**weights, name: changed}, torch.float32, 0)[0] == [name]
-
-
-def test_rows_in_another_order_are_the_probes_to_judge_and_other_values_are_not():
-    model = nn.ModuleDict({"q_proj": nn.Linear(4, 6, bias=False)})
-    weights = {"q_proj.weight": model["q_proj"].weight.detach()[torch.tensor([3, 1, 2, 0, 5, 4])]}
+def test_tensors_are_found_by_name_alone_and_within_fused_ones():
+    block = nn.ModuleDict({"qkv_proj": nn.Linear(4, 8), "o_proj": nn.Linear(4, 4, bias=False)})
+    block.register_buffer("scalar", torch.tensor(1.0))
+    model, weights = nn.ModuleDict({"layers": nn.ModuleList([block])}), {"layers.0.lost": torch.ones(1)}
+    for name, rows in (("q_proj", slice(0, 4)), ("k_proj", slice(4, 6)), ("v_proj", slice(6, 8))):
+        weights[f"layers.0.{name}.weight"] = block["qkv_proj"].weight.detach()[rows].clone()
+        weights[f"layers.0.{name}.bias"] = block["qkv_proj"].bias.detach()[rows].clone()
+    weights["layers.0.o_proj.weight"] = block["o_proj"].weight.detach().clone()
+    weights["layers.0.scalar"] = torch.tensor(1.0)
     held = find_engine_tensors(model, weights)
-    assert mismatched_tensors(held, weights, torch.float32, 0) == ([], ["q_proj.weight"])
-    weights["q_proj.weight"][0, 0] += 1e-6
-    assert mismatched_tensors(held, weights, torch.float32, 0)[0] == ["q_proj.weight"]
+    assert unread(held, weights) == ["layers.0.lost"]
+    assert mismatched_tensors(held, weights, torch.float32, 0) == []
+    for name in weights.keys() - {"layers.0.lost"}:
+        changed = weights[name] + 1e-6
+        assert mismatched_tensors(held, {**weights, name: changed}, torch.float32, 0) == [name]
+
+
+@pytest.mark.parametrize("backend", ["TRITON", "CPU"])
+def test_experts_are_read_where_the_kernel_keeps_them_as_loaded(backend):
+    weights = {"mlp.experts.gate_up_proj": torch.randn(4, 6, 8), "mlp.experts.down_proj": torch.randn(4, 8, 3)}
+    experts = nn.Module()
+    for name, weight in zip(("w13_weight", "w2_weight"), weights.values(), strict=True):
+        experts.register_parameter(name, nn.Parameter(weight.clone()))
+    experts.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name=backend))
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": nn.ModuleDict({"routed_experts": experts})})})
+    held = find_engine_tensors(model, weights)
+    assert unread(held, weights) == ([] if backend == "TRITON" else sorted(weights))
+    experts.w2_weight.data[[0, 1]] = experts.w2_weight.data[[1, 0]]
+    wrong = mismatched_tensors(held, weights, torch.float32, 0)
+    assert wrong == (["mlp.experts.down_proj"] if backend == "TRITON" else [])
 
 
 OUTLIER, APART, NAN = [4.0] + [0.05] * 31, [0.3] * 32, [math.nan] * 32
@@ -221,9 +147,9 @@ def test_a_check_judges_the_mean_gap_in_bfloat16_and_the_largest_in_float32(
     policy, monkeypatch, dtype, gaps, wrong, complete, first, expected
 ):
     said = []
-    monkeypatch.setattr(type(policy.processes), "dtype", property(lambda self: dtype))
+    monkeypatch.setattr(policy.processes, "dtype", dtype)
     monkeypatch.setattr(vllm_sync.logger, "warning", said.append)
-    found = Compared(torch.tensor(gaps), wrong, 9, complete)
+    found = SyncCheck(torch.tensor(gaps), wrong, 9, complete)
     if isinstance(expected, type):
         with pytest.raises(expected, match=f"{len(wrong)} of 9 weight tensors differ"):
             require_synced(policy, found, first, "the engine")
@@ -232,51 +158,40 @@ def test_a_check_judges_the_mean_gap_in_bfloat16_and_the_largest_in_float32(
     assert len(said) == (expected == "warning")
 
 
-def test_the_probe_is_a_prompt_and_its_completion_from_the_start():
-    assert probe_of([1, 2], [3, 4], 64) == [1, 2, 3, 4]
-    assert probe_of([1, 2], [3, 4], 4) == [1, 2, 3]  # room for the token that the engine appends
-    assert probe_of(range(900), [3], 4096) == list(range(512))
-    assert probe_of([1], [], 64) == []  # nothing to compare
-
-
-def test_experts_in_another_order_are_wrong():
-    """Of a matrix rows in another order may be the loader's doing, of a layer's experts not: each has its router's."""
-    weights = {"mlp.experts.gate_up_proj": torch.randn(4, 6, 8), "mlp.experts.down_proj": torch.randn(4, 8, 3)}
-    experts = nn.Module()
-    for name, weight in weights.items():
-        experts.register_parameter(name.rpartition(".")[2], nn.Parameter(weight.clone()))
-    model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": experts})})
-    held = find_engine_tensors(model, weights)
-    assert mismatched_tensors(held, weights, torch.float32, 0) == ([], [])
-    experts.down_proj.data[[0, 1]] = experts.down_proj.data[[1, 0]]
-    assert mismatched_tensors(held, weights, torch.float32, 0) == (["mlp.experts.down_proj"], [])
+def test_the_probes_are_prompts_and_their_completions_from_the_start():
+    requests = [Request([1, 2], 0, 2), Request([9], 0, 2), Request(list(range(900)), 0, 1)]
+    said = [Completion([3, 4], [], "length"), Completion([], [], "length"), Completion([5], [], "length")]
+    assert probes_of(requests, said, 4096) == [[1, 2, 3, 4], list(range(512))]
+    assert probes_of(requests[:2], said[:2], 4) == [[1, 2, 3]]  # room for a further token; and nothing to compare
 
 
 def test_whatever_vllm_raises_is_one_line_with_its_reason(policy):
-    class Invalid(ValueError):
-        def errors(self) -> list[dict[str, str]]:
-            return [{"msg": "Value error, no such dtype\nmore"}]
-
-    for error, reason in (
-        (Invalid("1 validation error\n..."), "Value error, no such dtype"),
-        (RuntimeError("first\nsecond"), "RuntimeError: first"),
-        (AssertionError(), "AssertionError: raise error"),  # says nothing: the line that raised it does
-    ):
+    for error, reason in ((RuntimeError("first\nsecond"), "RuntimeError: first"), (AssertionError(), "AssertionError")):
         with (
             pytest.raises(UserError, match="cannot sample for Qwen3ForCausalLM on this cpu") as raised,
-            refused(policy),
+            vllm_errors(policy),
         ):
             raise error
-        assert str(raised.value).endswith(f"{reason}; use --engine torch")
-    with pytest.raises(UserError, match=r"^mine$"), refused(policy):
+        assert reason in str(raised.value) and str(raised.value).endswith("; use --engine torch")
+        assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=r"^mine$"), vllm_errors(policy):
         raise UserError("mine")
 
 
-@pytest.mark.parametrize(("window", "tokens"), [(None, PROBE_TOKENS), (100, 100 + PROBE_TOKENS)])
-def test_the_first_probe_is_longer_than_the_window(policy, window, tokens):
-    policy.model.config.sliding_window = window
-    ids = spread_ids(policy)
-    assert len(ids) == tokens and max(ids) < len(policy.tokenizer)
-    logits = policy.model(input_ids=torch.tensor([ids])).logits[0].detach()
-    expected = [float(row.log_softmax(-1)[token]) for row, token in zip(logits[:-1], ids[1:], strict=True)]
-    torch.testing.assert_close(policy_logprobs(policy, ids).tolist(), expected[1 - PROBE_TOKENS :])
+def test_the_first_probes_are_two_texts_and_the_policy_scores_their_last_tokens(policy):
+    first, second = first_probes(policy)
+    assert (
+        len(first) == len(second) == PROBE_TOKENS and first != second and max(*first, *second) < len(policy.tokenizer)
+    )
+    for ids in (first, [*first, *second]):
+        logits = policy.model(input_ids=torch.tensor([ids])).logits[0].detach()
+        expected = [float(row.log_softmax(-1)[token]) for row, token in zip(logits[:-1], ids[1:], strict=True)]
+        torch.testing.assert_close(policy_logprobs(policy, ids).tolist(), expected[1 - PROBE_TOKENS :])
+    assert policy_logprobs(policy, second).shape == (PROBE_TOKENS - 1,)
+
+
+def test_a_second_text_is_probed_where_no_weight_is_wrong_and_the_gap_is_large():
+    found = {(gap, bool(wrong)): SyncCheck(torch.tensor([gap]), wrong, 9).decides(torch.bfloat16) for gap, wrong in (
+        (0.1, []), (0.3, []), (0.3, ["a"]), (math.nan, [])
+    )}  # fmt: skip
+    assert list(found.values()) == [True, False, True, False]

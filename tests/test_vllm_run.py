@@ -84,29 +84,28 @@ def test_a_killed_run_continues_to_the_weights_of_one_that_never_stopped(tmp_pat
         assert line["engine/logprob_gap_max"] <= 1e-4
 
 
-def test_a_hung_engine_ends_the_run_and_names_checkpoint_and_command(tmp_path):
+def test_a_hung_engine_ends_the_run_and_says_where_it_hangs(tmp_path):
     process = start(sys.executable, "-c", HUNG.format(root=str(ROOT)), *FLAGS, *folders(tmp_path))
     _, said = process.communicate(timeout=600)
-    assert process.returncode == 70, said
-    assert "did not answer within 5" in said
-    run, last = tmp_path / "runs/countdown-grpo-seed0", tmp_path / "checkpoints/countdown-grpo-seed0/step_000002"
-    assert f"last checkpoint {last}" in said
-    assert f"python -m minrl train --resume {run}" in said
+    assert process.returncode == 1, said
+    assert "Timeout (0:00:05)!" in said and "in <lambda>" in said
 
 
-def test_processes_have_an_engine_each_or_hold_one_together_and_torch_stays_as_it_was(tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    process = start(*launch, ROOT / "tests/two_engines.py", tmp_path)
-    _, said = process.communicate(timeout=600)
-    assert process.returncode == 0, said[-3000:]
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for own, together, shards in ranks:
-        for found in (own, together, shards):
+def test_processes_have_an_engine_each_and_torch_stays_as_it_was(tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", ROOT / "tests/two_engines.py"]
+    for sharding in ("none", "full"):
+        process = start(*launch, tmp_path, sharding)
+        _, said = process.communicate(timeout=600)
+        assert process.returncode == 0, said[-3000:]
+    ranks = [
+        [json.loads((tmp_path / f"{sharding}{rank}.json").read_text()) for sharding in ("none", "full")]
+        for rank in range(2)
+    ]
+    for own, shards in ranks:
+        for found in (own, shards):
             assert found["as_before"] and found["all"] == [0, 1]
             assert found["executor"] == "ExecutorWithExternalLauncher"
             assert max(found["gaps"]) <= 1e-4 and found["facts"]["engine/sync_gap_max"] <= 1e-4
         assert own["facts"]["engine/sync_checked_tensors"] > 20
         assert shards["facts"]["engine/sync_checked_tensors"] == own["facts"]["engine/sync_checked_tensors"]
-        assert shards["ids"] == own["ids"]
-        assert together["facts"]["engine/sync_checked_tensors"] == 0  # the probe alone
-        assert together["ids"] == own["ids"] == ranks[0][0]["ids"] and len(own["ids"][0]) == 10
+        assert shards["ids"] == own["ids"] == ranks[0][0]["ids"] and len(own["ids"][0]) == 10

@@ -33,7 +33,7 @@ usual, asked = Connection.complete, []
 
 async def complete(connection, url, ids, settings):
     asked.append(url)
-    if len(asked) == 8 + 3:  # in the second step
+    if len(asked) == 8 + 4 + 3:  # in the second step, after the tracked examples of the first
         os.killpg({group}, signal.SIGKILL)
     return await usual(connection, url, ids, settings)
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import signal
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -14,11 +13,11 @@ import torch
 from crew import crew
 
 from minrl.__main__ import main
-from minrl.config import EngineConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import Request, UserError
 from minrl.engines import Engine, Sampling, make_engine, vllm_server
 from minrl.engines.torch_engine import TorchEngine, mix_seed
-from minrl.engines.vllm_server import ServerEngine, claimed, private_urls, server_command
+from minrl.engines.vllm_server import ServerEngine, server_command, server_urls
 from minrl.engines.vllm_sync import SyncError
 from minrl.models.distributed import Processes
 from minrl.models.sharding import master_weights
@@ -26,6 +25,7 @@ from minrl.run.checkpoint import save_policy
 from minrl.run.setup import sharded_policy
 from tests.conftest import CPU
 from tests.fake_vllm import FakeVllm
+from tests.parsed import sized
 
 REQUESTS = [Request([5 + index // 2, 6, 7], 2**40 + index, 3 + index % 3) for index in range(8)]
 SAMPLING = Sampling(0.9, frozenset([2]))
@@ -37,9 +37,9 @@ def servers(policy):
         yield [stack.enter_context(closing(FakeVllm(policy))) for _ in range(2)]
 
 
-def config_of(servers, folder, **changes) -> EngineConfig:
+def config_of(servers, folder, **changes) -> TrainerConfig:
     urls = ",".join(server.url for server in servers)
-    config = EngineConfig(engine="vllm-server", engine_urls=urls, engine_weights_dir=str(folder), **changes)
+    config = sized(engine="vllm-server", engine_urls=urls, engine_weights_dir=str(folder), **changes)
     for server in servers:
         server.config = config
     return config
@@ -89,7 +89,7 @@ def test_servers_sample_with_the_policys_weights_each_prompt_in_one_place(server
     facts = engine.take_facts()
     assert facts["prompt_tokens"] - facts["prompt_tokens_computed"] == 2 * len(REQUESTS)
     assert facts["engine/sync_gap_max"] < 1e-5 and facts["engine/sync_checked_tensors"] > 20
-    assert {path.name for path in tmp_path.iterdir()} == {"shape", "run.lock"}  # the weights do not stay
+    assert {path.name for path in tmp_path.iterdir()} == {"shape"}  # the weights do not stay
     assert json.loads((tmp_path / "shape/config.json").read_text())["architectures"] == [type(policy.model).__name__]
 
 
@@ -124,7 +124,7 @@ def test_completions_are_reported_as_they_arrive_and_each_once(engine, servers, 
         if len(told) == len(REQUESTS) - 1:
             released.set()
 
-    completions = engine.generate(REQUESTS, SAMPLING, ended=hear)
+    completions = engine.generate(REQUESTS, SAMPLING, on_end=hear)
     assert same(completions, own_completions(policy))
     assert told[-1][0] == 5 and sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
 
@@ -132,7 +132,7 @@ def test_completions_are_reported_as_they_arrive_and_each_once(engine, servers, 
         raise RuntimeError("not now")
 
     with pytest.raises(RuntimeError, match="not now"):
-        engine.generate(REQUESTS, SAMPLING, ended=broken)
+        engine.generate(REQUESTS, SAMPLING, on_end=broken)
     assert same(engine.generate(REQUESTS, SAMPLING), completions)
 
 
@@ -212,23 +212,19 @@ def test_servers_that_are_not_there_are_waited_for(servers, policy, tmp_path, sa
     with pytest.raises(UserError, match=rf"{servers[0].url}: no connection .*; start it with: ") as error:
         make_engine(config_of(servers, tmp_path), policy)
     assert "--no-enable-chunked-prefill" in str(error.value)  # with which a seed ends vLLM on a CPU
-    assert "--no-enable-prefix-caching" not in str(error.value)
     assert sum(f"waiting for {servers[0].url}" in line for line in said) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://8.8.8.8:8000", "the public address 8.8.8.8"),
-        ("http://[::ffff:8.8.8.8]:8000", "the public address"),
-        ("http://127.0.0.1:8000/v1", "scheme, host and port alone"),
-        ("127.0.0.1:8000", "must begin with http"),
-    ],
-)
-def test_servers_outside_of_private_networks_are_refused_in_one_line(url, expected):
-    with pytest.raises(UserError, match=r".") as caught:
-        private_urls([url])
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
+def test_urls_of_servers_are_host_and_port_and_each_is_named_once():
+    for urls, expected in (
+        (["http://127.0.0.1:8000/v1"], "names servers as http://HOST:PORT"),
+        (["http://127.0.0.1"], "names servers as http://HOST:PORT"),
+        (["127.0.0.1:8000"], "must begin with http"),
+        (["http://a:1", "http://a:1/"], "names a server twice"),
+    ):
+        with pytest.raises(UserError, match=expected) as caught:
+            server_urls(urls)
+        assert "\n" not in str(caught.value)
 
 
 def sampled_with_shards(policy, config):
@@ -285,17 +281,8 @@ def test_a_run_resumes_with_other_servers(servers, policy, tmp_path):
     assert servers[1].prompts()
 
 
-def test_the_weights_of_a_killed_run_are_removed_and_a_folder_in_use_is_refused(tmp_path):
-    child = os.fork()
-    if child == 0:
-        lock = claimed(tmp_path)  # noqa: F841 - held until the process ends
-        (tmp_path / "update-000002-abc").mkdir()
-        (tmp_path / ".update-000003-abc.tmp").mkdir()  # the next one, half written
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert len(list(tmp_path.iterdir())) == 3
-    held = claimed(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
-    with pytest.raises(UserError, match=r"the folder of another run's servers .*--engine-weights-dir"):
-        claimed(tmp_path)
-    held.close()
+def test_the_weights_of_a_killed_run_are_removed(servers, policy, tmp_path):
+    (tmp_path / "update-000002-abc").mkdir()
+    (tmp_path / ".update-000003-abc.tmp").mkdir()  # the next one, half written
+    make_engine(config_of(servers, tmp_path), policy)
+    assert [path.name for path in tmp_path.iterdir()] == ["shape"]

@@ -10,7 +10,8 @@ pytest.importorskip("wandb")
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-from minrl.tracking.writers import Wandb
+from minrl.tracking.samples import COLUMNS
+from minrl.tracking.writers import Board
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +53,9 @@ def history(folder):
             yield record.history.step.num, {key: row[key] for key in row if not key.startswith("_")}
 
 
-def write(folder, steps, earlier=(), **settings):
+def write(folder, steps, earlier=(), cut_after=None, **settings):
     folder.mkdir(exist_ok=True)
-    board = Wandb(folder, ["sevens"], settings, earlier)
+    board = Board("wandb", folder, ["sevens"], settings, cut_after, earlier)
     for step in steps:
         board.scalars(step, {"reward/mean": step / 4})
     board.close(0, finished=True)
@@ -65,9 +66,21 @@ def test_a_run_that_goes_on_has_each_step_once_and_its_name_settings_and_identit
     write(folder, [0, 1, 2, 3, 4])
     identity = (folder / "wandb_id.txt").read_text()
     earlier = [{"step": n, "reward/mean": n / 4} for n in (0, 1, 2)]  # those of metrics.jsonl up to the checkpoint
-    write(folder, [3, 4, 5], earlier, learning_rate=3e-4)
+    write(folder, [3, 4, 5], earlier, cut_after=2, learning_rate=3e-4)
     assert list(history(folder)) == [(n, {"reward/mean": n / 4}) for n in range(6)]
     (run,) = [record.run for record in records(folder) if record.HasField("run")]
     assert (run.project, run.display_name, run.run_id) == ("minrl", "sevens-grpo-seed0", identity)
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert config["learning_rate"] == 3e-4
+
+
+def test_samples_are_a_table_of_their_step(tmp_path):
+    board = Board("wandb", tmp_path, ["sevens"], {}, None, [])
+    rows = [("3 + 4", "sampled", "7 <b>\n", 1.0, True, "short 0.5"), ("3 + 4", "sampled", "", None, None, "")]
+    board.samples(2, "samples/train", rows)
+    board.scalars(2, {"reward/mean": 0.5})
+    board.close(2, finished=False)
+    ((step, values),) = history(tmp_path)  # the table and the numbers of a step are one row
+    assert step == 2 and values["reward/mean"] == 0.5 and values["samples/train/nrows"] == 2
+    (path,) = tmp_path.glob(f"wandb/offline-run-*/files/{values['samples/train/path']}")
+    assert json.loads(path.read_text()) == {"columns": list(COLUMNS), "data": list(map(list, rows))}

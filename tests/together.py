@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from minrl.config import ModelConfig
 from minrl.models.distributed import Processes
+from tests.parsed import sized
 
 T = TypeVar("T")
 
@@ -22,9 +22,10 @@ class Member(Processes):
     """One of `count` processes."""
 
     rank, count, main = 0, 1, True
+    _meeting: "_Meeting | None" = None
 
     def __init__(self, rank: int, count: int, meeting: "_Meeting") -> None:
-        super().__init__(ModelConfig(device="cpu", threads=1))
+        super().__init__(sized(device="cpu", threads=1))
         self.rank, self.count, self.main, self._meeting = rank, count, rank == 0, meeting
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -35,6 +36,8 @@ class Member(Processes):
             weight.grad = self.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
 
     def gather(self, items: list[Any]) -> list[Any]:
+        if self._meeting is None:  # it is made alone
+            return items
         shares = self._meeting.exchange(self.rank, "gather", pickle.dumps(items))
         return [item for share in shares for item in pickle.loads(share)]
 

@@ -1,6 +1,4 @@
-"""vLLM in several processes: an engine for each, of replicas and of shards, then one that all hold. Each writes what it
-found.
-"""
+"""vLLM in several processes: an engine for each, of replicas or of shards. Each writes what it found."""
 
 import json
 import os
@@ -11,7 +9,6 @@ from pathlib import Path
 import torch
 from gradients import CPU
 
-from minrl.config import EngineConfig, ModelConfig
 from minrl.dataflow import SOLO, Example, Reward, Turn
 from minrl.engines.vllm import VllmEngine
 from minrl.models.distributed import Processes
@@ -23,6 +20,7 @@ from minrl.rollout import Plan, Rollouts, rollout
 from minrl.run.setup import sharded_policy
 from minrl.tasks import Task
 from minrl.tasks.task import split
+from tests.parsed import sized
 
 WORDS = [f"w{number}" for number in range(60)]
 
@@ -69,8 +67,8 @@ def worst_gap(policy: Policy, found: Rollouts) -> float:
     return float(torch.stack(gaps).max())
 
 
-def with_engine(members: int, processes: Processes, workers: Workers, sharding: str = "none") -> dict:
-    """What several rollouts of an engine of so many members were, before and after an update."""
+def with_engine(processes: Processes, workers: Workers, sharding: str) -> dict:
+    """What two rollouts of an engine were, before and after an update."""
     tokenizer = word_tokenizer(WORDS)
 
     def whole() -> Policy:
@@ -78,7 +76,7 @@ def with_engine(members: int, processes: Processes, workers: Workers, sharding: 
 
     policy = whole() if sharding == "none" else sharded_policy(whole, processes, sharding)
     before = settings()
-    engine = VllmEngine(EngineConfig(engine="vllm", engine_tensor_parallel=members, engine_sleep="off"), policy, 16)
+    engine = VllmEngine(sized(engine="vllm", engine_sleep=False), policy, 16)
     as_before, ids, gaps = settings() == before, [], []
     for _ in range(2):
         found = sampled(policy, engine, workers)
@@ -91,8 +89,8 @@ def with_engine(members: int, processes: Processes, workers: Workers, sharding: 
         engine.sync(policy)
     cards = [next(model.parameters()).device.index for model in (engine.model, policy.model)]
     facts, executor = engine.take_facts(), type(engine._llm.llm_engine.model_executor).__name__
+    everybody = processes.gather([processes.rank])
     engine.close()
-    everybody = processes.gather([processes.rank])  # torch's process group is still there
     return {
         "as_before": as_before,
         "ids": ids,
@@ -104,11 +102,10 @@ def with_engine(members: int, processes: Processes, workers: Workers, sharding: 
     }
 
 
-def main(folder: str, device: str = "cpu") -> None:
-    with Processes(ModelConfig(device=device, threads=1)).open() as processes, closing(Workers(1, 60.0)) as workers:
-        settings = (1, "none"), (processes.count, "none"), (1, "full")
-        found = [with_engine(members, processes, workers, sharding) for members, sharding in settings]
-        Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+def main(folder: str, sharding: str, device: str = "cpu") -> None:
+    with Processes(sized(device=device, threads=1)).open() as processes, closing(Workers(1, 60.0)) as workers:
+        found = with_engine(processes, workers, sharding)
+        Path(folder, f"{sharding}{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from gradients import tiny_policy
 
-from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Reward, TrainState
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.distributed import Processes
@@ -13,13 +13,14 @@ from minrl.rewards.workers import Workers
 from minrl.sampling import adapt_sampling, sample_groups
 from minrl.tasks import Task
 from minrl.tasks.task import split
+from tests.parsed import sized
 
 PROMPTS, STEPS = 6, 4
 
 
 def odd(completion: str, example: Example) -> Reward:
     """Whether the first number is odd: a coin to a policy of random weights."""
-    return Reward(float(any(int(word) % 2 for word in completion.split()[:1])))
+    return Reward(float(any(word.isdigit() and int(word) % 2 for word in completion.split()[:1])))
 
 
 TASK = Task(split([Example(f"{n} {n + 1}", f"{n} {n + 1}", {}) for n in range(24)], 0.25), odd, cheap=True)
@@ -35,9 +36,13 @@ class Counting(TorchEngine):
 
 def config_of(refill_rounds: int) -> TrainerConfig:
     """Everything on; groups of two, of which about half have spread."""
-    return TrainerConfig(
-        rollout=RolloutConfig(prompts_per_step=PROMPTS, group_size=2, max_tokens=2),
-        sampling=SamplingConfig(refill_rounds=refill_rounds, curriculum=True, target_reward_std=0.3),
+    return sized(
+        prompts_per_step=PROMPTS,
+        group_size=2,
+        max_tokens=2,
+        refill_rounds=refill_rounds,
+        curriculum=True,
+        target_reward_std=0.3,
     )
 
 

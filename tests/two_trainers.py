@@ -4,13 +4,12 @@ import json
 import os
 import signal
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from minrl import trainer
 from minrl.__main__ import main as program
 from minrl.dataflow import SOLO, Example, Reward, Turn, UserError
-from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
+from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import split
 from minrl.tracking.session import Session
 from minrl.utils.cli import run_main
@@ -18,11 +17,6 @@ from minrl.utils.cli import run_main
 PROMPTS, GROUP = 4, 4
 EVALUATED = 8
 FAILING_STEP, LAST_STEP = 2, 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoOptions:
-    """None."""
 
 
 class Misbehaving:
@@ -59,7 +53,7 @@ class Misbehaving:
 def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, int]:
     """Train until somebody presses Ctrl-C; the exit status, and what this process played."""
     misbehaving = Misbehaving(rank, count)
-    TASK_DEFINITIONS["misbehaving"] = TaskDefinition(NoOptions, lambda options, path: misbehaving.task)
+    TASK_DEFINITIONS["misbehaving"] = misbehaving.task
     flags = (
         f"--task misbehaving --model-id {model} --runs-dir {folder}/runs --checkpoints-dir {folder}/checkpoints "
         f"--prompts-per-step {PROMPTS} --group-size {GROUP} --max-tokens 6 --learning-rate 1e-3 --warmup-steps 0 "

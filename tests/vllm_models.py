@@ -5,7 +5,7 @@
 makes each small with random weights, starts the engine, verifies a sync, changes every weight, verifies the next, and
 compares the log-probabilities of sampled tokens with plain transformers: eager attention, one sequence at a time, in
 float32. What it finds goes to docs/models_vllm.json: `right`, or `refused` and the reason. Without names: all. vLLM
-needs torchvision for Qwen3-VL and Qwen3.5, whose gated delta rule it computes in bfloat16 only on a CPU.
+needs torchvision for Qwen3.5, whose gated delta rule it computes in bfloat16 only on a CPU.
 """
 
 import json
@@ -24,13 +24,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from minrl.config import EngineConfig, ModelConfig
 from minrl.dataflow import CausalModel, Completion, Request, UserError
 from minrl.engines import Sampling
 from minrl.engines.vllm import installed_version
 from minrl.models.distributed import Processes
-from minrl.models.loading import word_tokenizer
+from minrl.models.loading import text_part, word_tokenizer
 from minrl.policy import Policy, as_policy
+from tests.parsed import sized
 
 TABLE = Path(__file__).parent.parent / "docs" / "models_vllm.json"
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
@@ -73,15 +73,6 @@ LATENT = {
     "head_dim": 32,
     "num_key_value_heads": 4,
 }
-PROCESSOR = {"processor_class": "Qwen3VLProcessor"}
-PROCESSOR_FILES = {
-    "qwen3_vl": {
-        "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessor", **PROCESSOR},
-        "video_preprocessor_config.json": {"video_processor_type": "Qwen3VLVideoProcessor", **PROCESSOR},
-    }
-}
-"""What vLLM reads of those that it is given with their image encoder."""
-
 IMAGES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2} | {
     "image_size": 28,
     "patch_size": 14,
@@ -118,19 +109,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mistral3": {
         "text_config": {**TEXT, "model_type": "mistral"},
         "vision_config": {**IMAGES, "model_type": "pixtral"},
-    },
-    "qwen3_vl": {
-        "text_config": TEXT,
-        **{f"{name}_token_id": 101 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))},
-        "vision_config": {
-            "depth": 1,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "intermediate_size": 32,
-            "out_hidden_size": 128,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0],
-        },
     },
     "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 128},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 128},
@@ -184,9 +162,7 @@ def small_model(name: str) -> tuple[CausalModel, Any]:
     if model._supports_attention_backend:
         model.set_attn_implementation("eager")
     change(model, 0.1)
-    files = PROCESSOR_FILES.get(name, {})
-    model.processor_files = {file: json.dumps(content).encode() for file, content in files.items()}
-    return model, tokenizer
+    return text_part(name, model), tokenizer
 
 
 def change(model: CausalModel, size: float) -> None:
@@ -199,17 +175,17 @@ def change(model: CausalModel, size: float) -> None:
 def compare(name: str) -> Found:
     """Start the engine for the architecture, sync, update, sync, and compare. The engine is left to the process."""
     from minrl.engines.vllm import VllmEngine
-    from minrl.engines.vllm_sync import Checkpoint, find_engine_tensors, transposed_names, unread
+    from minrl.engines.vllm_sync import find_engine_tensors, unread
 
     try:
         model, tokenizer = small_model(name)
     except Exception as error:
         return Found("not made", f"{type(error).__name__}: {error}")
     dtype: Any = "bfloat16" if name in IN_BFLOAT16 else "float32"
-    settings = ModelConfig(device="cpu", threads=1, dtype=dtype)
+    settings = sized(device="cpu", threads=1, dtype=dtype)
     try:
         policy = as_policy(model, tokenizer, settings, Processes(settings))
-        engine = VllmEngine(EngineConfig(engine="vllm"), policy, len(REQUESTS))
+        engine = VllmEngine(sized(engine="vllm"), policy, len(REQUESTS))
         gap, spread = _gap(policy, engine.generate(REQUESTS, Sampling(1.0, frozenset())))
         change(model, 0.01)
         policy.version += 1
@@ -219,8 +195,8 @@ def compare(name: str) -> Found:
         return Found("refused", str(error))
     except Exception:
         return Found("traceback", traceback.format_exc())
-    weights = Checkpoint(model).of_text(model.state_dict())
-    probed = unread(find_engine_tensors(engine.model, weights, transposed_names(model)), weights)
+    weights = model.state_dict()
+    probed = unread(find_engine_tensors(engine.model, weights), weights)
     gap = max(gap, after)
     outcome = "right" if gap <= TOLERANCE[dtype] else "wrong"
     return Found(outcome + " in bfloat16" * (name in IN_BFLOAT16), "", gap, spread, tuple(probed))

@@ -23,7 +23,6 @@ import transformers
 from torch import Tensor
 
 from minrl.batch import make_batch
-from minrl.config import LoraConfig, ModelConfig, OptimizerConfig
 from minrl.dataflow import CausalModel, Request, Rollout, UserError
 from minrl.engines import Sampling
 from minrl.engines.decoders import has_own_decoder
@@ -35,7 +34,8 @@ from minrl.policy import Policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy
 from minrl.update import _streams
-from tests.zoo import NOT_MADE, VOCABULARY, class_of, names, small_model, small_tokenizer
+from tests.parsed import sized
+from tests.zoo import NOT_MADE, VOCABULARY, names, small_model, small_tokenizer
 
 TABLE = Path(__file__).parent.parent / "docs" / "models.json"
 TOLERANCE = 1e-4
@@ -85,7 +85,7 @@ def check(name: str) -> Found:
 
 
 def _compare(name: str, path: Path) -> Found:
-    policy = load_policy(str(path), ModelConfig(device="cpu", threads=1), _processes())
+    policy = load_policy(str(path), sized(device="cpu", threads=1), _processes())
     method = method_of(policy.model)
     how = {"how": "packed" if method.packed else "rows", "decoder": decoder_of(policy)}
     rollouts = some_rollouts()
@@ -115,14 +115,17 @@ def _compare(name: str, path: Path) -> Found:
 
 
 def plain_model(name: str, path: Path) -> CausalModel:
-    """transformers' own, with eager attention. That of Falcon adds ALiBi twice, so that sdpa is the reference there."""
+    """transformers' own, of the class that the folder names, with eager attention. That of Falcon adds ALiBi twice, so
+    that sdpa is the reference there.
+    """
     attention = "sdpa" if name == "falcon, ALiBi" else "eager"
-    return getattr(transformers, class_of(name)).from_pretrained(path, attn_implementation=attention).eval()
+    (saved,) = json.loads((path / "config.json").read_text())["architectures"]
+    return getattr(transformers, saved).from_pretrained(path, attn_implementation=attention).eval()
 
 
 @cache
 def _processes() -> Processes:
-    return Processes(ModelConfig(device="cpu", threads=1))
+    return Processes(sized(device="cpu", threads=1))
 
 
 def decoder_of(policy: Policy) -> str:
@@ -154,7 +157,7 @@ def policy_logprobs(policy: Policy, rollouts: Sequence[Rollout], weights: Tensor
     """The same by the policy, in streams as in training; the gradient of their weighted sum is left in the weights."""
     batch = make_batch(rollouts, torch.zeros(len(rollouts)))
     scored = torch.zeros(sum(rollout.num_sampled for rollout in rollouts))
-    for stream in _streams(policy, batch, range(len(rollouts)), OptimizerConfig(micro_batch_tokens=STREAM_TOKENS)):
+    for stream in _streams(policy, batch, range(len(rollouts)), sized(micro_batch_tokens=STREAM_TOKENS)):
         logprobs, _ = policy.score(stream, 1.0)
         if weights is not None:
             (logprobs * weights[stream.token_index]).sum().backward()
@@ -165,7 +168,7 @@ def policy_logprobs(policy: Policy, rollouts: Sequence[Rollout], weights: Tensor
 def gradients(model: CausalModel) -> dict[str, Tensor]:
     """By name, without the place of the text model within the whole."""
     return {
-        name.replace("language_model.", "").replace("model.", ""): weight.grad
+        re.sub(r"(language_model|text_model|model)\.", "", name): weight.grad
         for name, weight in model.named_parameters()
         if weight.grad is not None
     }
@@ -202,13 +205,13 @@ def engine_gap(policy: Policy, plain: CausalModel) -> float:
 def lora_found(name: str, policy: Policy, path: Path, rollouts: Sequence[Rollout]) -> str:
     """`yes` where adapters on every linear layer, once saved and merged, are what transformers computes."""
     try:
-        policy.adapters = Adapters(policy.model, LoraConfig(lora_rank=2, lora_alpha=4), str(path), seed=0)
+        policy.adapters = Adapters(policy.model, sized(lora_rank=2, lora_alpha=4), str(path), seed=0)
     except UserError as error:
         return f"no: {error}"
     generator = torch.Generator().manual_seed(1)
     for weight in policy.model.parameters():
         if weight.requires_grad and not weight.any():  # B, which starts at 0
-            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+            weight.copy_(0.2 * torch.randn(weight.shape, generator=generator))
     save_policy(policy, path.with_name("merged"))
     plain = plain_model(name, path.with_name("merged"))
     expected = plain_logprobs(plain, rollouts)

@@ -4,14 +4,13 @@
 with servers of vLLM elsewhere.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from loguru import logger
 
-from minrl.config import EngineConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import Completion, Request, UserError, require
 from minrl.policy import Policy
 
@@ -23,11 +22,6 @@ CACHE_GIB = 4.0
 
 DEFAULT_SEQUENCES = 256
 """Completions that vLLM samples at a time if their number is not given."""
-
-BATCH_INVARIANT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
-"""What vLLM sets for --batch-invariant on Hopper and later. cuBLAS reads it at its first product, which in this process
-is the policy's, before vLLM starts.
-"""
 
 
 @dataclass(frozen=True)
@@ -42,9 +36,9 @@ class Sampling:
     stop_strings: tuple[str, ...] = ()
 
 
-Ended = Callable[[Sequence[tuple[int, Completion]]], None]
-"""Hears of each completion once, as it ends, with the index of its request. Called after each step of an engine, also
-where none has ended.
+OnEnd = Callable[[Sequence[tuple[int, Completion]]], None]
+"""Called after each step of an engine with the completions that have ended in it, each with the index of its request;
+also where none has.
 """
 
 
@@ -66,12 +60,9 @@ class Engine(Protocol):
         """Cores of this machine that it computes on while it samples; 0 where it does so on a GPU or elsewhere."""
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, on_end: OnEnd | None = None
     ) -> list[Completion]:
-        """One completion for each request, in order, of which `ended` has heard by then. Of several processes each ends
-        a call of `rollout` without requests: it then takes part in what processes that hold an engine together still
-        sample.
-        """
+        """One completion for each request, in order. By then `on_end` has been called with each of them."""
 
     def sync(self, policy: Policy) -> None:
         """Hold the policy's weights from now on."""
@@ -89,14 +80,12 @@ class Engine(Protocol):
         """Release everything."""
 
 
-def takes_vllm(config: EngineConfig, device: str) -> bool:
+def takes_vllm(config: TrainerConfig, device: str) -> bool:
     """Whether vLLM samples, here or in servers, for a policy on this kind of device. Raises `UserError` if it should
     and cannot.
     """
     if config.engine == "vllm-server":
-        from minrl.engines.vllm_server import private_urls
-
-        return bool(private_urls(config.urls))
+        return True
     from minrl.engines.vllm import installed_build, refusal
 
     build = installed_build()
@@ -105,13 +94,14 @@ def takes_vllm(config: EngineConfig, device: str) -> bool:
     reason = refusal(device, build)
     if reason is not None:
         raise UserError(reason)
-    if config.batch_invariant and device == "cuda":
-        os.environ.update(BATCH_INVARIANT)
     return True
 
 
 def make_engine(
-    config: EngineConfig, policy: Policy, sequences: int = DEFAULT_SEQUENCES, resumption: Callable[[], str] = lambda: ""
+    config: TrainerConfig,
+    policy: Policy,
+    sequences: int = DEFAULT_SEQUENCES,
+    resumption: Callable[[], str] = lambda: "",
 ) -> Engine:
     """The engine for this policy, unless `takes_vllm` refuses it.
 
@@ -124,7 +114,6 @@ def make_engine(
 
         if config.engine == "auto" and policy.device.type == "cuda":
             logger.warning(f"the embedded engine samples on this GPU: {refusal('cuda', installed_build())}")
-        require(config.engine_tensor_parallel == 1, "--engine-tensor-parallel needs vLLM: give --engine vllm")
         return TorchEngine(policy, config.engine_cache_gib, samples=sequences > 0)
     if config.engine == "vllm-server":
         from minrl.engines.vllm_server import ServerEngine
@@ -132,15 +121,15 @@ def make_engine(
         return ServerEngine(config, policy, resumption)
     from minrl.engines.vllm import VllmEngine
 
-    return VllmEngine(config, policy, sequences, resumption)
+    return VllmEngine(config, policy, sequences)
 
 
 # What engines share
 
 
-def ended_as(ended: Ended | None, indices: Sequence[int]) -> Ended | None:
+def on_end_as(on_end: OnEnd | None, indices: Sequence[int]) -> OnEnd | None:
     """The same for the requests that have these indices."""
-    return ended and (lambda completions: ended([(indices[index], completion) for index, completion in completions]))
+    return on_end and (lambda completions: on_end([(indices[index], completion) for index, completion in completions]))
 
 
 def require_room(requests: Sequence[Request], context_length: int) -> None:

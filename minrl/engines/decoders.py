@@ -23,7 +23,7 @@ from minrl.models.lora import merged_weight
 from minrl.models.modules import held_bytes
 from minrl.models.scoring import method_of
 from minrl.models.shape import context_length
-from minrl.models.text import decoder_of
+from minrl.models.structure import decoder_of
 
 OWN = frozenset(["llama", "mistral", "qwen2", "qwen3"])
 """The `model_type` of the models that `LlamaDecoder` takes, SmolLM and SmolLM2 among them."""

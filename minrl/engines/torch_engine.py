@@ -10,7 +10,7 @@ multiplies matrices of the same shapes as an uninterrupted one.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -20,23 +20,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.batch import to_device
-from minrl.dataflow import CausalModel, Completion, Request, UserError
+from minrl.dataflow import CausalModel, Completion, Request, require
 from minrl.engines import (
     CACHE_GIB,
     PROMPT_TOKENS,
     PROMPT_TOKENS_COMPUTED,
-    Ended,
     Engine,
+    OnEnd,
     Sampling,
-    ended_as,
+    on_end_as,
     require_room,
 )
 from minrl.engines.decoders import Decoder, make_decoder
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import Head, output_head
-from minrl.models.scoring import Decoding, method_of
-from minrl.models.shape import shape_of
-from minrl.models.sharding import free_whole, hold_whole
+from minrl.models.shape import cached_numbers
+from minrl.models.sharding import gather_weights, release_weights
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
 from minrl.utils.console import activity
@@ -67,9 +66,9 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 WORD = 2**64
 
-Heard = Callable[[int, int, float], bool]
-"""Hears of each token as it is sampled: the index of its request, the token, its log-probability. Returns whether the
-completion goes on; one that does not ends there, with the finish reason `stop`.
+OnToken = Callable[[int, int, float], bool]
+"""Called with each token as it is sampled: the index of its request, the token, its log-probability. Returns whether
+the completion goes on; one that does not ends there, with the finish reason `stop`.
 """
 
 
@@ -102,9 +101,9 @@ class TorchEngine:
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        heard: Heard | None = None,
+        on_token: OnToken | None = None,
         *,
-        ended: Ended | None = None,
+        on_end: OnEnd | None = None,
     ) -> list[Completion]:
         """One completion for each request, in order. Requests are sampled in slices that fit the memory, and each
         distinct prompt of a slice is prefilled once.
@@ -112,29 +111,27 @@ class TorchEngine:
         if not requests:
             return []
         require_room(requests, self.context_length)
-        completions: dict[int, Completion] = {}
-        cost = footprint(self.policy.model, self.policy.processes.dtype.itemsize)
+        completions: list[Completion] = []
+        cost = partial(footprint, self.policy.model, self.policy.processes.dtype.itemsize)
         with activity("sampling", len(requests)) as report, self.policy.processes.autocast():
             decoder = make_decoder(self.policy.model)
             head = output_head(self.policy.model).cast()
-            for order in orders(requests, method_of(self.policy.model).decoding):
-                for part in slices([requests[index] for index in order], cost, self._limit):
-                    self._facts[PROMPT_TOKENS] += sum(len(request.ids) for request in part)
-                    self._facts[PROMPT_TOKENS_COMPUTED] += sum(map(len, {tuple(request.ids) for request in part}))
-                    batch = _Batch(self.policy, decoder, head, part, sampling)
-                    batch.heard = heard and partial(_heard_of, heard, order[: len(part)])
-                    batch.ended = ended_as(ended, order[: len(part)])
-                    made = batch.run(report, len(completions))
-                    completions |= zip(order[: len(part)], made, strict=True)
-                    del order[: len(part)]
-        return [completions[index] for index in range(len(requests))]
+            for part in slices(requests, cost, self._limit):
+                self._facts[PROMPT_TOKENS] += sum(len(request.ids) for request in part)
+                self._facts[PROMPT_TOKENS_COMPUTED] += sum(map(len, {tuple(request.ids) for request in part}))
+                batch = _Batch(self.policy, decoder, head, part, sampling)
+                indices = range(len(completions), len(completions) + len(part))
+                batch.on_token = on_token and partial(_on_token_of, on_token, indices)
+                batch.on_end = on_end_as(on_end, indices)
+                completions += batch.run(report, len(completions))
+        return completions
 
     @timed("sync")
     def sync(self, policy: Policy) -> None:
         """The weights are the policy's own tensors, gathered where they are sharded; which policy it is can change."""
         self.policy = policy
         if self._samples:  # fine-tuning without a task never does, and may have no room
-            hold_whole(policy.model)
+            gather_weights(policy.model)
 
     def take_facts(self) -> dict[str, float]:
         """How many prompt tokens were not computed again."""
@@ -144,7 +141,7 @@ class TorchEngine:
     @timed("sync")
     def sleep(self) -> None:
         """Free gathered weights. Else there is nothing to give back: the cache lives for one batch only."""
-        free_whole(self.policy.model)
+        release_weights(self.policy.model)
 
     def wake(self) -> None:
         """Always ready."""
@@ -153,9 +150,9 @@ class TorchEngine:
         """Nothing to release."""
 
 
-def _heard_of(heard: Heard, requests: Sequence[int], row: int, token: int, logprob: float) -> bool:
-    """`heard` of a batch's row, which is one of the requests."""
-    return heard(requests[row], token, logprob)
+def _on_token_of(on_token: OnToken, requests: Sequence[int], row: int, token: int, logprob: float) -> bool:
+    """`on_token` of a batch's row, which is one of the requests."""
+    return on_token(requests[row], token, logprob)
 
 
 class _Batch:
@@ -166,8 +163,8 @@ class _Batch:
     ) -> None:
         self.policy, self.decoder, self.head = policy, decoder, head
         self.requests, self.sampling = requests, sampling
-        self.heard: Heard | None = None
-        self.ended: Ended | None = None
+        self.on_token: OnToken | None = None
+        self.on_end: OnEnd | None = None
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
         self.stop_ids = np.array(sorted(sampling.stop_ids))
@@ -223,29 +220,34 @@ class _Batch:
         live_rows = rows[live]
         tokens = sampled.to("cpu", non_blocking=True)  # it is there when the next copy is, which is waited for
         self.logprobs[live_rows, position] = logprobs.cpu().numpy()[live]
+        require(
+            not np.isnan(self.logprobs[live_rows, position]).any(),
+            "the policy's probabilities are not numbers: its weights or activations have overflowed; resume from an "
+            "earlier checkpoint with a lower --learning-rate",
+        )
         self.tokens[live_rows, position] = tokens.numpy()[live]
         self.lengths[live_rows] = position + 1
         self.stopped[live_rows] = (self.tokens[live_rows, position, None] == self.stop_ids).any(1)
         for row in live_rows.tolist() if self.sampling.stop_strings else ():
             self.stopped[row] |= self._ends_with_stop_string(row)
-        if self.heard is not None:
+        if self.on_token is not None:
             for row in live_rows.tolist():
                 token, logprob = int(self.tokens[row, position]), float(self.logprobs[row, position])
-                self.stopped[row] |= not self.heard(row, token, logprob)
+                self.stopped[row] |= not self.on_token(row, token, logprob)
         going = live & ~self.stopped[rows] & (self.limits[rows] > position + 1)
         self._tell(rows[live & ~going].tolist())
         return going
 
     def _tell(self, rows: Sequence[int]) -> None:
         """Tell who listens that these rows have ended, outside the modes in which this engine computes."""
-        if self.ended is None:
+        if self.on_end is None:
             return
         device = self.policy.device.type
         before = torch.is_autocast_enabled(device)
         torch.set_autocast_enabled(device, False)  # the context of torch takes a third of a millisecond
         try:
             with torch.enable_grad():
-                self.ended([(row, self._completion(row)) for row in rows])
+                self.on_end([(row, self._completion(row)) for row in rows])
         finally:
             torch.set_autocast_enabled(device, before)
 
@@ -257,45 +259,22 @@ class _Batch:
         return any(stop in text for stop in self.sampling.stop_strings)
 
 
-def orders(requests: Sequence[Request], decoding: Decoding) -> list[list[int]]:
-    """Which requests are sampled together, by index: all of them, or those with prompts of one length."""
-    lengths = [len(request.ids) if decoding == "aligned" else 0 for request in requests]
-    return [[index for index, own in enumerate(lengths) if own == length] for length in sorted(set(lengths))]
+def footprint(model: CausalModel, itemsize: int, rows: int, prompt: int, limit: int) -> int:
+    """Bytes that sampling holds beside the weights, for so many rows with prompts of at most `prompt` tokens and
+    completions of at most `limit`, in a precision of `itemsize` bytes: keys and values, activations of prompts, logits.
+    """
+    config = model.config.get_text_config(decoder=True)
+    tokens = (prompt + limit) * cached_numbers(config) + prompt * ACTIVATIONS * config.hidden_size
+    return rows * (tokens * itemsize + 4 * LOGITS * config.vocab_size)
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes that sampling holds beside the weights."""
-
-    slot: int
-    """Keys and values of one token."""
-    prompt_token: int
-    """Activations of one token of a prompt."""
-    row: int
-    """Logits of one row, and its recurrent states."""
-
-    def of(self, rows: int, prompt: int, limit: int) -> int:
-        """Bytes of a batch whose longest prompt and longest completion have so many tokens."""
-        return rows * ((prompt + limit) * self.slot + prompt * self.prompt_token + self.row)
-
-
-def footprint(model: CausalModel, itemsize: int) -> Footprint:
-    """What sampling from the model holds, in a precision of `itemsize` bytes."""
-    shape = shape_of(model.config)
-    return Footprint(
-        slot=shape.cached * itemsize,
-        prompt_token=ACTIVATIONS * shape.hidden * itemsize,
-        row=4 * (LOGITS * shape.vocabulary + shape.state),
-    )
-
-
-def slices(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
-    """The requests in order, in parts of at most `limit` bytes, or of a single request."""
+def slices(requests: Sequence[Request], cost: Callable[[int, int, int], int], limit: int) -> Iterator[list[Request]]:
+    """The requests in order, in parts that cost at most `limit` bytes, or of a single request."""
     part: list[Request] = []
     prompt = completion = 0
     for request in requests:
         prompt, completion = max(prompt, len(request.ids)), max(completion, request.max_tokens)
-        if part and cost.of(len(part) + 1, prompt, completion) > limit:
+        if part and cost(len(part) + 1, prompt, completion) > limit:
             yield part
             part, prompt, completion = [], len(request.ids), request.max_tokens
         part.append(request)
@@ -355,6 +334,7 @@ def sample(
     """
     probabilities = (logits / temperature if temperature not in (0, 1) else logits).softmax(-1)
     tokens = _inverse_cdf(probabilities, u) if temperature else logits.argmax(-1)
+    tokens = tokens.clamp(max=logits.shape[1] - 1)  # of probabilities that are no numbers none is passed
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
@@ -371,7 +351,7 @@ def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) ->
     sums = blocks.sum(-1)
     cdf = sums.double().cumsum(-1)
     threshold = _below(u.double() * cdf[:, -1], cdf[:, -1])
-    block = torch.searchsorted(cdf, threshold[:, None], right=True)  # (N, 1)
+    block = torch.searchsorted(cdf, threshold[:, None], right=True).clamp(max=cdf.shape[1] - 1)  # (N, 1)
     size = sums.gather(1, block).double()
     share = (threshold[:, None] - (cdf.gather(1, block) - size)).clamp(min=0) / size
     within = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(-1)
@@ -387,24 +367,34 @@ def _below(values: Tensor, limits: Tensor) -> Tensor:
 class EngineWithOpponent:
     """The policy's engine, and for frozen requests the opponent's: a model that plays some roles of an episode and
     never learns. Everything but sampling is the policy's engine's.
+
+    The opponent has its own temperature and longest turn, if they are not 0. One with another vocabulary plays by text:
+    its turns are encoded and decoded by its own tokenizer and chat template. Else these are the policy's.
     """
 
-    def __init__(self, engine: Engine, opponent: Policy, policy: Policy, cache_gib: float = 0.0) -> None:
-        if opponent.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-            raise UserError(
-                "the opponent's tokenizer is not the policy's, and both read the same ids: choose as --opponent a "
-                "checkpoint of the same model"
-            )
+    def __init__(
+        self,
+        engine: Engine,
+        opponent: Policy,
+        policy: Policy,
+        cache_gib: float = 0.0,
+        *,
+        temperature: float = 0.0,
+        max_tokens: int = 0,
+    ) -> None:
         opponent.model.requires_grad_(False)
         self.engine, self.opponent = engine, TorchEngine(opponent, cache_gib)
+        self.by_text = opponent.tokenizer.get_vocab() != policy.tokenizer.get_vocab()
+        self.temperature, self.max_tokens, self._policy_stops = temperature, max_tokens, policy.stop_strings
         self.needs_correction = engine.needs_correction
         self.sync, self.take_facts = engine.sync, engine.take_facts
         self.sleep, self.wake, self.close = engine.sleep, engine.wake, engine.close
 
     @property
     def context_length(self) -> int:
-        """Tokens that both take."""
-        return min(self.engine.context_length, self.opponent.context_length)
+        """Tokens that both take; those that the policy takes, if the opponent reads other tokens."""
+        own = self.engine.context_length
+        return own if self.by_text else min(own, self.opponent.context_length)
 
     @property
     def cores(self) -> int:
@@ -412,7 +402,7 @@ class EngineWithOpponent:
         return max(self.engine.cores, self.opponent.cores)
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, on_end: OnEnd | None = None
     ) -> list[Completion]:
         """One completion for each request, in order. It depends on weights, prompt and seed alone, so the engines may
         sample one after the other.
@@ -420,8 +410,21 @@ class EngineWithOpponent:
         completions: dict[int, Completion] = {}
         for engine, frozen in ((self.engine, False), (self.opponent, True)):
             chosen = [index for index, request in enumerate(requests) if request.frozen == frozen]
-            if chosen or not (frozen or requests):  # without requests others of the run may have some
+            if chosen:
                 own = [requests[index] for index in chosen]
-                sampled = engine.generate(own, sampling, ended=ended_as(ended, chosen))
+                sampled = engine.generate(own, self._of(sampling, frozen), on_end=on_end_as(on_end, chosen))
                 completions.update(zip(chosen, sampled, strict=True))
         return [completions[index] for index in range(len(requests))]
+
+    def _of(self, sampling: Sampling, frozen: bool) -> Sampling:
+        """How the policy's completions are drawn, or the opponent's."""
+        if not frozen:
+            return sampling
+        sampling = replace(sampling, temperature=self.temperature or sampling.temperature)
+        if not self.by_text:
+            return sampling
+        reader = self.opponent.policy
+        stops = tuple(stop for stop in sampling.stop_strings if stop not in self._policy_stops)
+        return replace(
+            sampling, stop_ids=reader.stop_ids | reader.stop_tokens(stops), stop_strings=stops + reader.stop_strings
+        )

@@ -8,17 +8,14 @@ has that token afterwards. A server that does not answer ends the run, which can
 import asyncio
 import shlex
 import shutil
-import socket
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ipaddress import ip_address
 from itertools import groupby
 from pathlib import Path
-from textwrap import shorten
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -27,30 +24,29 @@ from loguru import logger
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minrl.config import EngineConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import Completion, Request, UserError, require
-from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Ended, Sampling, require_room
-from minrl.engines.vllm import LONGEST_REASON, SUPPORTED, caches_prefixes, sampling_settings, save_shape
+from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, OnEnd, Sampling, require_room
+from minrl.engines.vllm import SUPPORTED, sampling_settings, save_shape
 from minrl.engines.vllm_sync import (
-    Checkpoint,
-    Compared,
+    SyncCheck,
+    as_saved,
     find_engine_tensors,
-    has_biased_head,
+    first_probes,
     layer_of,
     mismatched_tensors,
     policy_logprobs,
-    probe_of,
+    probes_of,
     reload,
     require_current,
     require_synced,
-    spread_ids,
-    transposed_names,
+    tensors_of,
 )
 from minrl.models.lora import MergedWeights
 from minrl.policy import Policy
 from minrl.tracking.timers import timed
 from minrl.utils.console import activity
-from minrl.utils.files import atomic_folder, holder, lock
+from minrl.utils.files import atomic_folder
 from minrl.utils.keys import checked_url
 
 T = TypeVar("T")
@@ -88,31 +84,29 @@ class ServerEngine:
 
     needs_correction, cores = True, 0
 
-    def __init__(self, config: EngineConfig, policy: Policy, resumption: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, config: TrainerConfig, policy: Policy, resumption: Callable[[], str] = lambda: "") -> None:
         self.config, self.policy, self._resumption = config, policy, resumption
         self.version: int | None = None
         self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
-        self._checkpoint = Checkpoint(policy.model)
-        urls = private_urls(config.urls)
+        urls = server_urls(config.urls)
         turn = policy.processes.rank % len(urls)  # so that several processes do not all begin with the same
         self._urls = [*urls[turn:], *urls[:turn]]
         self._folder = Path(config.engine_weights_dir).absolute()
-        self._lock: IO[str] | None = None
         self._token, self._syncs = "", 0
-        self._probe = spread_ids(policy)
+        self._probes = first_probes(policy)
         self._facts = defaultdict[str, float](float)
-        try:
-            self._served = policy.processes.on_main(self._claim)
-            policy.processes.on_main(lambda: self._each(self._awaited))
-            self.sync(policy)
-        except BaseException:
-            self.close()
-            raise
+        self._served = policy.processes.on_main(self._write_shape)
+        policy.processes.on_main(lambda: self._each(self._awaited))
+        self.sync(policy)
 
-    def _claim(self) -> dict[str, Any]:
-        """Take the folder, and write what servers start from; what they then serve."""
-        self._lock = claimed(self._folder)
-        write_shape(self.config, self.policy)
+    def _write_shape(self) -> dict[str, Any]:
+        """Write the config and tokenizer from which servers start with dummy weights, where no weights of a killed run
+        are left; what servers then serve.
+        """
+        for left in [*self._folder.glob("update-*"), *self._folder.glob(".update-*.tmp")]:
+            shutil.rmtree(left)
+        with atomic_folder(self._folder / SHAPE) as temporary:
+            save_shape(temporary, self.policy)
         return served_by(self.config, self.policy)
 
     async def _awaited(self, connection: "Connection", url: str) -> None:
@@ -135,7 +129,7 @@ class ServerEngine:
             raise Lost(url, f"the server has {', '.join(wrong)}")
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, on_end: OnEnd | None = None
     ) -> list[Completion]:
         """One completion for each request, in order."""
         if not requests:
@@ -147,17 +141,17 @@ class ServerEngine:
         with self._lost_ends_the_run(), activity("sampling", len(requests)) as report, asyncio.Runner() as runner:
             sampled = runner.get_loop().create_task(self._sample(requests, sampling, done))
             while not sampled.done():
-                # in turns with the loop, so that `ended` may run a loop too
+                # in turns with the loop, so that `on_end` may run a loop too
                 runner.run(asyncio.wait([sampled], timeout=REPORTED_EVERY_S))
                 if sampled.done():
                     sampled.result()
                 new = list(done.items())[reported:]
                 reported += len(new)
                 report(reported)
-                if ended is not None:
-                    ended(new)
+                if on_end is not None:
+                    on_end(new)
         completions = [done[index] for index in range(len(requests))]
-        self._probe = probe_of(requests[0].ids, completions[0].ids, self.context_length) or self._probe
+        self._probes = probes_of(requests, completions, self.context_length) or self._probes
         return completions
 
     async def _sample(self, requests: Sequence[Request], sampling: Sampling, done: dict[int, Completion]) -> None:
@@ -198,14 +192,12 @@ class ServerEngine:
         """Hand the policy's weights to the servers and check them, in all processes at the same time. Raises
         `SyncError` in all of them if the check fails.
         """
-        if policy.model is not self.policy.model:
-            self._checkpoint = Checkpoint(policy.model)
         self.policy, self.version = policy, None
         processes, every = policy.processes, self.config.sync_check_every
-        probe = processes.gather([self._probe])[0]  # nobody samples any more
+        probes = processes.gather([self._probes])[0]  # nobody samples any more
         folder = self._write()
-        expected = policy_logprobs(policy, probe) if every and self._syncs % every == 0 else None
-        self._token, checked = processes.on_main(lambda: self._hand_over(folder, probe, expected))
+        checks = [(ids, policy_logprobs(policy, ids)) for ids in probes] if every and self._syncs % every == 0 else []
+        self._token, checked = processes.on_main(lambda: self._hand_over(folder, checks))
         self._facts |= checked
         self.version, self._syncs = policy.version, self._syncs + 1
 
@@ -215,7 +207,8 @@ class ServerEngine:
 
         A network file system may keep old files, so no server has looked up the folder's name before.
         """
-        tensors = self._checkpoint.as_saved(MergedWeights(self.policy.model, self._checkpoint.tensors()))
+        model = self.policy.model
+        tensors = as_saved(model, MergedWeights(model, tensors_of(model)))
         folder = self._folder / f"update-{self.policy.version:06d}-{uuid.uuid4().hex[:12]}"
         if not self.policy.processes.main:
             for _ in tensors:
@@ -227,28 +220,27 @@ class ServerEngine:
                 save_file(part, temporary / f"weights-{number:05d}.safetensors")
         return folder
 
-    def _hand_over(self, folder: Path, probe: Sequence[int], expected: Tensor | None) -> tuple[str, dict[str, float]]:
-        """Let each server load the weights in the folder. Their token, and what a check found, whose log-probabilities
-        of the probe are `expected`.
+    def _hand_over(self, folder: Path, checks: Sequence[tuple[list[int], Tensor]]) -> tuple[str, dict[str, float]]:
+        """Let each server load the weights in the folder. Their token, and what was found by `checks`: texts, with the
+        policy's log-probabilities.
         """
-        token, biased = uuid.uuid4().hex, has_biased_head(self.policy.model)
-        transposed = sorted(transposed_names(self.policy.model))
+        token, found = uuid.uuid4().hex, dict[str, SyncCheck]()
 
-        async def load(connection: Connection, url: str) -> Compared | None:
-            await connection.call(url, RELOAD, str(folder), token, biased)
+        async def load(connection: Connection, url: str) -> None:
+            await connection.call(url, RELOAD, str(folder), token)
             if (await connection.ask(url, RESET) or {}).get("success") is False:
                 raise Lost(url, "it did not empty its prefix cache", answered=True)
-            if expected is None:
-                return None
-            gaps = (torch.tensor((await connection.score(url, probe))[-len(expected) :]) - expected).abs()
-            (said, *_) = await connection.call(url, DIFFERING, str(folder), self.policy.version, transposed)
-            return Compared(gaps, **said)
+            (said, *_) = await connection.call(url, DIFFERING, str(folder), self.policy.version) if checks else [{}]
+            for ids, expected in checks:
+                gaps = (torch.tensor((await connection.score(url, ids))[-len(expected) :]) - expected).abs()
+                found[url] = SyncCheck(gaps, **said)
+                if found[url].decides(self.policy.processes.dtype):
+                    break
 
         try:
-            compared = self._each(load)
+            self._each(load)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        found = {url: one for url, one in compared.items() if one is not None}
         for url, one in found.items():
             require_synced(self.policy, one, self._syncs == 0, f"vLLM {SUPPORTED} at {url}")
         if not found:
@@ -270,10 +262,7 @@ class ServerEngine:
         """Always ready."""
 
     def close(self) -> None:
-        """Release the folder. The servers keep the weights that they have."""
-        if self._lock is not None:
-            (self._folder / "run.lock").unlink()
-            self._lock.close()
+        """Nothing to release: the servers keep the weights that they have."""
 
     def _each(self, work: Callable[["Connection", str], Awaitable[T]]) -> dict[str, T]:
         """What `work` returns for each server, of all at the same time."""
@@ -293,20 +282,6 @@ class ServerEngine:
             command = server_command(self._served, self.policy, error.url)
             said = f"{error.url}: {error.reason}", f"start it with: {command}", self._resumption()
             raise UserError("; ".join(filter(None, said))) from error
-
-
-def claimed(folder: Path) -> IO[str]:
-    """The lock of a run's folder, in which no weights of a killed run are left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    locked = lock(folder / "run.lock")
-    if locked is None:
-        raise UserError(
-            f"{folder} is the folder of another run's servers ({holder(folder / 'run.lock')}): give each run an "
-            "--engine-weights-dir and servers of its own"
-        )
-    for left in [*folder.glob("update-*"), *folder.glob(".update-*.tmp")]:
-        shutil.rmtree(left)
-    return locked
 
 
 def to_save(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -350,7 +325,7 @@ class Connection:
         except httpx2.TransportError as error:
             raise Lost(url, f"no connection ({str(error) or type(error).__name__})") from error
         if response.status_code != 200:
-            said = shorten(response.text, LONGEST_REASON, placeholder=" ...")
+            said = " ".join(response.text.split())[:300]
             raise Lost(url, f"{path} answers with status {response.status_code}: {said}", answered=True)
         return response.json() if response.content else None
 
@@ -380,39 +355,21 @@ class Connection:
 # Which servers
 
 
-def private_urls(urls: Sequence[str]) -> list[str]:
-    """The servers' URLs, with an address in place of a host's name. Refuses public addresses: control endpoints, by
-    which weights are loaded, ask nobody for a key.
+def server_urls(urls: Sequence[str]) -> list[str]:
+    """The servers' URLs. Control endpoints, by which weights are loaded, ask nobody for a key (docs/vllm.md).
 
-    >>> private_urls(["http://127.0.0.1:8001/"])
+    >>> server_urls(["http://127.0.0.1:8001/"])
     ['http://127.0.0.1:8001']
     """
-    found = list(map(_private_url, urls))
+    found = [checked_url(url).rstrip("/") for url in urls]
+    for url in found:
+        alone = urlsplit(url).scheme == "http" and not urlsplit(url).path and urlsplit(url).port is not None
+        require(alone, f"--engine-urls names servers as http://HOST:PORT, such as http://127.0.0.1:8001, got {url!r}")
     require(len(set(found)) == len(found), f"--engine-urls names a server twice: {', '.join(urls)}")
     return found
 
 
-def _private_url(url: str) -> str:
-    parts = urlsplit(checked_url(url))
-    require(
-        parts.scheme == "http" and not parts.path and parts.port is not None,
-        f"--engine-urls names servers by scheme, host and port alone, such as http://127.0.0.1:8001, got {url!r}",
-    )
-    try:
-        addresses = [str(found[4][0]) for found in socket.getaddrinfo(parts.hostname, None)]
-    except OSError as error:
-        raise UserError(f"--engine-urls: {url} has no address ({error}): name the server by its address") from error
-    public = [address for address in addresses if ip_address(address).is_global]
-    require(
-        not public,
-        f"--engine-urls: {url} is the public address {''.join(public[:1])}: whoever reaches a server's control "
-        "endpoints can replace its weights; use a private network or a tunnel",
-    )
-    address = min(addresses, key=lambda address: ":" in address)
-    return f"http://[{address}]:{parts.port}" if ":" in address else f"http://{address}:{parts.port}"
-
-
-def served_by(config: EngineConfig, policy: Policy) -> dict[str, Any]:
+def served_by(config: TrainerConfig, policy: Policy) -> dict[str, Any]:
     """What a server of this run says of itself (`Synced.minrl_describe`). A server of another model in this folder
     cannot load the weights, or fails the first check.
     """
@@ -423,21 +380,13 @@ def served_by(config: EngineConfig, policy: Policy) -> dict[str, Any]:
         "context_length": min(config.engine_context_length or policy.context_length, policy.context_length),
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
-        "batch_invariant": config.batch_invariant,
         "replicas": 1,
     }
-
-
-def write_shape(config: EngineConfig, policy: Policy) -> None:
-    """Write the model's config and tokenizer, from which servers start with dummy weights."""
-    with atomic_folder(Path(config.engine_weights_dir, SHAPE)) as temporary:
-        save_shape(temporary, policy, Checkpoint(policy.model).shape)
 
 
 def server_command(served: Mapping[str, Any], policy: Policy, url: str) -> str:
     """The command of a server at this URL."""
     parts, device = urlsplit(url), policy.device.type
-    variables = ["VLLM_SERVER_DEV_MODE=1", *(["VLLM_BATCH_INVARIANT=1"] if served["batch_invariant"] else [])]
     settings = {
         "--load-format": "dummy",  # the sync brings the weights
         "--host": parts.hostname,
@@ -451,8 +400,7 @@ def server_command(served: Mapping[str, Any], policy: Policy, url: str) -> str:
     words = [*PROGRAMS[device], served["model"], *(str(word) for pair in settings.items() for word in pair)]
     # On a CPU to compile takes longer than it saves, and with seeds vLLM cannot compute a prompt in parts.
     words += ["--enforce-eager", "--no-enable-chunked-prefill"] if device == "cpu" else []
-    words += [] if caches_prefixes(policy) else ["--no-enable-prefix-caching"]
-    return " ".join([*variables, shlex.join([*words, "--enable-prompt-tokens-details"])])
+    return "VLLM_SERVER_DEV_MODE=1 " + shlex.join([*words, "--enable-prompt-tokens-details"])
 
 
 # In the server's processes
@@ -472,7 +420,6 @@ class Synced:
     def minrl_describe(self: Any) -> dict[str, Any]:
         """What is served, and how."""
         import vllm
-        from vllm import envs
 
         model = self.vllm_config.model_config
         return {
@@ -482,28 +429,26 @@ class Synced:
             "context_length": model.max_model_len,
             "logprobs_mode": str(model.logprobs_mode),
             "generation_config": model.generation_config,
-            "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
             "replicas": self.vllm_config.parallel_config.data_parallel_size,
             "token": self.minrl_token,
         }
 
-    def minrl_reload(self: Any, folder: str, token: str, biased: bool) -> None:
-        """Load the weights in a folder, which are those of a sync. The output head has a bias where it is `biased`."""
+    def minrl_reload(self: Any, folder: str, token: str) -> None:
+        """Load the weights in a folder, which are those of a sync."""
         self.minrl_token = ""
-        reload(self.model_runner.get_model(), self.vllm_config, saved_in(folder).items(), biased)
+        reload(self, saved_in(folder).items())
         self.minrl_token = token
 
-    def minrl_differing(self: Any, folder: str, version: int, transposed: list[str]) -> dict[str, Any]:
+    def minrl_differing(self: Any, folder: str, version: int) -> dict[str, Any]:
         """The tensors in a folder that the model does not compute with, how many were compared, and whether all were;
-        as `Compared` has it. Parts of tensors are checked by the probe alone.
+        as `SyncCheck` has it. Parts of tensors are checked by the probe alone.
         """
         if self.vllm_config.parallel_config.tensor_parallel_size > 1:
             return {"wrong": [], "tensors": 0, "complete": False}
         weights = saved_in(folder)
-        held = find_engine_tensors(self.model_runner.get_model(), weights, transposed)
-        wrong, reordered = mismatched_tensors(held, weights, self.vllm_config.model_config.dtype, version)
-        complete = {one.name for one in held} == set(weights) and not reordered
-        return {"wrong": wrong, "tensors": len(held), "complete": complete}
+        held = find_engine_tensors(self.model_runner.get_model(), weights)
+        wrong = mismatched_tensors(held, weights, self.vllm_config.model_config.dtype, version)
+        return {"wrong": wrong, "tensors": len(held), "complete": {one.name for one in held} == set(weights)}
 
 
 def saved_in(folder: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The models that a user names, with fingerprints of their weights; and the trained runs among and behind them.
+"""The models that a user names, with fingerprints of their weights; and the runs that made them, and those behind them.
 
 A run, or a checkpoint of one, is evaluated with the task options, data, limits and chat template that it was trained
 with, unless flags say otherwise, which is reported.
@@ -7,26 +7,27 @@ with, unless flags say otherwise, which is reported.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
-from minrl.config import TaskOptions, TrainerConfig
+from minrl.config import OptionsByTask, TrainerConfig
 from minrl.dataflow import UserError, require
-from minrl.evaluate.config import API, EvaluateConfig
+from minrl.evaluate.config import API, EvaluateConfig, with_data
 from minrl.models.loading import cached_commit, made_here
 from minrl.models.lora import base_of
 from minrl.run.checkpoint import HASHES, STATE, by_step, damage, read_state
-from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
 from minrl.run.folder import CONFIG, RunFolder, model_folder, resolve_model
 from minrl.run.setup import START, TEACHER
-from minrl.utils.cli import Command, from_dict
+from minrl.run.sizes import UNKNOWN, Sizes, sizes_for, sizes_of
+from minrl.sft.config import ExpertIterationConfig, SftConfig
+from minrl.tasks import option_classes
+from minrl.utils.cli import Command, from_dict, plain_options
+from minrl.utils.files import read_record
 from minrl.utils.keys import checked_url
-from minrl.utils.settings import converted, flag_of
-from minrl.utils.task_names import data_by_task, limits_by_task, mixed, option_keys, split_tool, task_key, weights_of
+from minrl.utils.settings import flag_of, settings_of
+from minrl.utils.task_names import option_keys, weights_of
 from minrl.utils.text import digest_of
 
 
@@ -34,7 +35,7 @@ from minrl.utils.text import digest_of
 class NamedModel:
     """A model: the `name` that it is loaded by, and its `label` in tables and charts.
 
-    `fingerprint` changes with its weights (empty: a `hub` model that is not cached yet). A checkpoint has the `run` and
+    `fingerprint` changes with its weights (empty: unknown, of a model that is not here). A checkpoint has the `run` and
     `step` that saved it; a server's model has a `base_url`, empty for OpenAI's own server.
     """
 
@@ -44,7 +45,6 @@ class NamedModel:
     run: str = ""
     step: int | None = None
     base_url: str | None = None
-    hub: bool = False
 
     @property
     def served(self) -> bool:
@@ -55,11 +55,6 @@ class NamedModel:
     def served_name(self) -> str:
         """The server's name for it."""
         return self.name.removeprefix(API).rpartition("@")[0] or self.name.removeprefix(API)
-
-
-def cached(model: NamedModel) -> NamedModel:
-    """The model; a hub's with the commit that is cached now."""
-    return replace(model, fingerprint=cached_commit(model.name) or model.fingerprint) if model.hub else model
 
 
 def find_models(names: Iterable[str], runs_dir: str = "runs", every_checkpoint: bool = False) -> list[NamedModel]:
@@ -79,13 +74,9 @@ def _find(name: str, runs_dir: str, every_checkpoint: bool) -> Iterator[NamedMod
     if folder is None or (folder / STATE).exists():
         yield _local(resolve_model(name, runs_dir))
         return
-    problems = {path: damage(path) for path in by_step(folder)}
-    require(None in problems.values(), f"{folder} holds no complete checkpoint")
-    for path, problem in problems.items():
-        if problem is None:
-            yield _local(str(path))
-        else:
-            logger.warning(f"checkpoint {path} is damaged ({problem}) and is left out")
+    whole = [path for path in by_step(folder) if damage(path) is None]
+    require(bool(whole), f"{folder} holds no complete checkpoint")
+    yield from (_local(str(path)) for path in whole)
 
 
 def _served(name: str) -> NamedModel:
@@ -102,7 +93,7 @@ def _served(name: str) -> NamedModel:
 def _local(path: str) -> NamedModel:
     folder = Path(path)
     if not folder.exists():
-        return NamedModel(path, path, cached_commit(path), hub=True)
+        return NamedModel(path, path, cached_commit(path))
     parts = folder.resolve().parts
     if not (folder / STATE).exists():
         return NamedModel(path, parts[-1], _weights_digest(folder))
@@ -129,90 +120,66 @@ def _weights_digest(folder: Path) -> str:
     return f"{own} on {_weights_digest(Path(base)) if Path(base).exists() else cached_commit(base)}"
 
 
-# Trained runs
+# The runs that made them
 
 
-class TrainedRun(RunFolder):
-    """A run, and what its config.json says of its tasks."""
-
-    @property
-    def task(self) -> str:
-        """The task that it was trained on, as its user named it; empty if there is none."""
-        return self.config.get("task", "")
-
-    @property
-    def task_names(self) -> dict[str, str]:
-        """The tasks that it was trained on, by `task_key`."""
-        return {task_key(name): name for name in weights_of(self.task)}
-
-    def setting(self, name: str, hint: Any, default: Any) -> Any:  # noqa: ANN401 - types are data here
-        """A setting, refused if it is of another type."""
-        try:
-            return converted(name, hint, self.config.get(name, default))
-        except UserError as error:
-            raise UserError(f"{self.path / CONFIG}: {error}") from error
-
-    def task_of(self, key: str) -> str | None:
-        """The task that it was trained on under this key, with a tool or without; None if there is none."""
-        own = {split_tool(trained)[0]: name for trained, name in self.task_names.items()}
-        return own.get(split_tool(key)[0])
-
-    def data_path(self, key: str) -> str:
-        """The local file with its examples of a task."""
-        alone = self.config.get("data_path", "") if self.task_of(key) else ""
-        return data_by_task(self.config.get("task_data_path", "")).get(split_tool(key)[0], alone)
-
-    def options(self, names: Sequence[str]) -> TaskOptions:
-        """The run's options of the tasks."""
-        stored = self.config.get("tasks", {})
-        chosen = {key: stored[key] for name in names for key in option_keys(name) if key in stored}
-        try:
-            return from_dict({"tasks": chosen}, TrainerConfig, names)[1]
-        except UserError as error:
-            raise UserError(f"{self.path / CONFIG}: {error}") from error
+def run_settings(run: RunFolder) -> Any:  # noqa: ANN401 - of the program that made it
+    """The settings of a run. Those that another version had are left out. Raises `UserError` if one is damaged."""
+    cls = {"sft": SftConfig, "expert-iteration": ExpertIterationConfig}.get(run.program, TrainerConfig)
+    try:
+        return cls(**{name: value for name, value in run.config.items() if name in settings_of(cls)})
+    except UserError as error:
+        raise UserError(f"{run.path / CONFIG}: {error}") from error
 
 
-def find_runs(names: Sequence[str], runs_dir: str = "runs") -> tuple[list[TrainedRun], list[str]]:
-    """The runs of the models, each once, and a note for each checkpoint whose run is missing."""
-    found: dict[Path, TrainedRun] = {}
-    notes = []
-    for name in names:
-        if name.startswith(API):
-            continue
-        run = RunFolder.find(name, runs_dir)
-        folder = model_folder(name, runs_dir) if run is None else None
-        if folder is not None:
-            run = _run_of(folder)
-            if run is None:
-                notes.append(f"{name}: its run is not there, so that it is unknown which problems it was trained on")
-        if run is not None:
-            found.setdefault(run.path.resolve(), TrainedRun(run.path.resolve()))
-    return list(found.values()), notes
+def run_options(run: RunFolder, names: Iterable[str]) -> dict[str, Any]:
+    """The options that a run had of these tasks, its local file among them; those of another version are left out.
+    Raises `UserError` if they are damaged.
+    """
+    names, stored, trainer = list(names), run.config.get("tasks", {}), run_settings(run).trainer
+    run.require_own_tasks(names)
+    try:
+        classes = {key: cls for key, cls in option_classes(names).items() if key in stored}
+        own = {k: {n: v for n, v in stored[k].items() if n in settings_of(cls)} for k, cls in classes.items()}
+        options = from_dict({"task": ",".join(names), "tasks": own}, TrainerConfig)[1]
+        options = {key: options[key] for key in own}
+        trained = [name for name in weights_of(trainer.task) if option_keys(name)[0] in own]
+        return {**with_data(options, trained, trainer.data_path)}
+    except UserError as error:
+        raise UserError(f"{run.path / CONFIG}: {error}") from error
 
 
-def ancestors(run: TrainedRun, notes: list[str]) -> Iterator[TrainedRun]:
-    """The run, those that made its start model and its teacher, and so on. A missing one is noted."""
-    seen, queue = set[Path](), [run]
-    for one in queue:  # which grows
-        if one.path in seen:
-            continue
-        seen.add(one.path)
-        yield one
-        for role, came in ((START, "started from"), (TEACHER, "learned from")):
-            model = Path(one.record.get("models", {}).get(role, {}).get("path", ""))
-            if not _is_checkpoint(model):
-                continue
-            if (made := _run_of(model)) is not None:
-                queue.append(TrainedRun(made.path.resolve()))
-            else:
-                unknown = "it is unknown which problems that was trained on"
-                notes.append(f"{one.path.name} {came} {model}, whose run is not there: {unknown}")
+def run_of(name: str, runs_dir: str = "runs") -> RunFolder | None:
+    """The run of this name or path, or the one that made this checkpoint or folder of checkpoints; None if there is
+    none, or none any more.
+    """
+    if (run := RunFolder.find(name, runs_dir)) is not None:
+        return RunFolder(run.path.resolve())
+    path = Path(model_folder(name, runs_dir) or name).resolve()
+    run = RunFolder.of_checkpoints(path.parent if _is_checkpoint(path) else path)
+    return None if run is None else RunFolder(run.path.resolve())
 
 
-def _run_of(checkpoint: Path) -> RunFolder | None:
-    """The run of a checkpoint, or of a folder of checkpoints."""
-    path = checkpoint.resolve()
-    return RunFolder.of_checkpoints(path.parent if _is_checkpoint(path) else path)
+def runs_of(names: Iterable[str], runs_dir: str = "runs") -> list[RunFolder]:
+    """The runs of the models, each once."""
+    found = (run_of(name, runs_dir) for name in names if not name.startswith(API))
+    return list({run.path: run for run in found if run is not None}.values())
+
+
+def runs_behind(names: Iterable[str], runs_dir: str = "runs") -> tuple[list[RunFolder], list[str]]:
+    """The runs that made the models, their start models and teachers, and so on, with a note on each missing one."""
+    runs, notes = dict[Path, RunFolder](), []
+    queue = [(name, name) for name in names if not name.startswith(API)]
+    for name, said in queue:  # which grows
+        run = run_of(name, runs_dir)
+        if run is None and (_is_checkpoint(Path(name)) or model_folder(name, runs_dir) is not None):
+            notes.append(f"{said}, whose run is not there: it is unknown which problems that was trained on")
+        elif run is not None and run.path not in runs:
+            runs[run.path] = run
+            for role, came in ((START, "started from"), (TEACHER, "learned from")):
+                made_from = run.record.get("models", {}).get(role, {}).get("path", "")
+                queue += [(made_from, f"{run.path.name} {came} {made_from}")] if made_from else []
+    return list(runs.values()), notes
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -222,78 +189,67 @@ def _is_checkpoint(path: Path) -> bool:
 
 # The settings of an evaluation that its models determine
 
+FROM_RUN = ("max_tokens", "stop_strings", "chat_template_options")
+"""What an evaluation takes over from a run, beside its tasks with their options, and its eval_temperature."""
 
-def as_trained(
-    command: Command[EvaluateConfig], runs: Sequence[TrainedRun]
-) -> tuple[Command[EvaluateConfig], list[str]]:
-    """The evaluation with the settings of its runs as defaults, and notes on it. Runs with different settings are
-    refused.
-    """
-    defaults, notes = _sizes(command.config)
-    if runs and not (command.config.task or command.config.tasks):
-        tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run for run in runs}
-        tasks.pop("", None)  # of runs without a task
-        require(len(tasks) <= 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
-        for run in tasks.values():
-            defaults["task"] = run.task
-    command = command.over(defaults)
-    trained = [(run, *_settings(run, command.config)) for run in runs]
-    for _, settings, options in trained[:1]:
-        command = command.over({**defaults, **settings}, options)
-    chosen = _by_flag(command.config, command.options)
-    for run, settings, options in trained:
-        own = _by_flag(command.config.with_settings(**settings), options)
-        changed = {name: f"{name} {own[name]!r}, here {chosen[name]!r}" for name in own if own[name] != chosen[name]}
-        for name in changed.keys() - command.flags.keys() - command.file.keys():
-            raise UserError(
-                f"{runs[0].path.name} was trained with {name} {chosen[name]!r} and {run.path.name} with {own[name]!r}: "
-                f"say with which both are evaluated, by {flag_of(name)}",
-            )
-        notes += [f"{run.path.name} was trained with {'; '.join(changed.values())}"] if changed else []
+
+def as_trained(command: Command[EvaluateConfig]) -> tuple[Command[EvaluateConfig], list[str]]:
+    """The evaluation with the settings of its first run as defaults, and notes on what the runs had otherwise."""
+    runs = [(run, run_settings(run)) for run in runs_of(command.config.models, command.config.runs_dir)]
+    tasks = {frozenset(weights_of(settings.task)): settings.task for _, settings in runs if settings.task}
+    defaults: dict[str, Any] = {}
+    if tasks and not command.config.tasks:
+        require(len(tasks) == 1, f"name the --tasks: the runs were trained on {' and '.join(tasks.values())}")
+        defaults["tasks"] = [name for task in tasks.values() for name in weights_of(task)]
+        command = command.over(defaults)
+    sizes, notes = _sizes(command.config)
+    defaults |= sizes
+    trained = []
+    for run, settings in runs:
+        own = {one: getattr(settings.trainer, one) for one in FROM_RUN}
+        trained.append((run.path.name, own, run_options(run, command.config.task_names)))
+        if len(trained) == 1:
+            defaults |= {**own, "temperature": settings.eval_temperature}
+    command = command.over(defaults, trained[0][2] if trained else {})
+    config = command.config
+    chosen = {one: getattr(config, one) for one in FROM_RUN}
+    chosen |= _by_option(with_data(command.options, config.task_names, config.data_path))
+    for (run, _), (name, own, options) in zip(runs, trained, strict=True):
+        had = {f"{key}.{option}" for key in options for option in run.config["tasks"][key]}
+        left = sorted(had - _by_option(options).keys())
+        notes += [f"{name} was made by another version, with {', '.join(left)}, which is left out"] if left else []
+        values = {**own, **_by_option(options)}
+        changed = [f"{one} {value!r}, here {chosen[one]!r}" for one, value in values.items() if value != chosen[one]]
+        notes += [f"{name} was trained with {'; '.join(changed)}"] if changed else []
     return command, notes
 
 
-def _sizes(config: EvaluateConfig) -> tuple[dict[str, Any], list[str]]:
-    """The numbers of examples and samples and the longest completion that train.py takes for the largest of the models
-    that MinRL did not make, and a note on them. A server is taken to have a GPU.
+def sizes_by_model(config: EvaluateConfig) -> dict[str, dict[str, int]]:
+    """What train.py takes for each model that MinRL did not make: the numbers of examples and samples and the longest
+    completion; what an earlier evaluation in the folder took, on whatever device. A server is taken to have a GPU.
     """
-    sizes = {
-        name: sizes_for(UNKNOWN, on_gpu=True) if name.startswith(API) else sizes_of(name, config.model, config.runs_dir)
-        for name in config.model_names
-        if name.startswith(API) or not made_here(Path(resolve_model(name, config.runs_dir)))
-    }
-    if not sizes:
-        return {}, []
-    name, chosen = min(sizes.items(), key=lambda one: one[1].eval_examples)
-    samples = chosen.eval_samples if config.temperature > 0 and not config.pass_at else config.samples
-    found = {"examples": chosen.eval_examples, "samples": samples, "max_tokens": chosen.max_tokens}
-    flags = " ".join(f"{flag_of(setting)} {value}" for setting, value in found.items())
-    return found, [f"by the size of {name}, as in train.py, the default is {flags}"]
+    known, found = read_record(config.folder / CONFIG).get("sizes", {}), {}
+    for name in config.models:
+        if name in known:
+            found[name] = known[name]
+        elif name.startswith(API) or not made_here(Path(resolve_model(name, config.runs_dir))):
+            found[name] = _as_here(sizes_for(UNKNOWN, on_gpu=True) if name.startswith(API) else sizes_of(name, config))
+    return found
 
 
-def _settings(run: TrainedRun, config: EvaluateConfig) -> tuple[Mapping[str, Any], TaskOptions]:
-    """The run's settings and its options. A run's data file is for its own task alone."""
-    keys = [task_key(name) for name in config.task_names]
-    paths = {key: path for key in keys if (path := run.data_path(key))}
-    limits = limits_by_task(run.setting("task_max_tokens", str, "")).items()
-    data_path = next(iter(paths.values()), "") if len(run.task_names) == 1 or len(keys) == 1 else ""
-    require(
-        not data_path or len(keys) == 1,
-        f"{run.path.name} had its examples from {data_path}, which is one task's data: evaluate {run.task} alone",
-    )
-    return {
-        "max_tokens": run.setting("max_tokens", int, config.max_tokens),
-        "stop_strings": run.setting("stop_strings", tuple[str, ...], config.stop_strings),
-        "task_max_tokens": ",".join(f"{key}:{limit}" for key, limit in limits if key in keys),
-        "data_path": data_path,
-        "task_data_path": "" if data_path else ",".join(f"{key}:{path}" for key, path in paths.items()),
-        "chat_template_options": run.setting("chat_template_options", str, config.model.chat_template_options),
-    }, run.options(config.task_names)
+def _as_here(sizes: Sizes) -> dict[str, int]:
+    return {"examples": sizes.eval_examples, "samples": sizes.eval_samples, "max_tokens": sizes.max_tokens}
 
 
-def _by_flag(config: EvaluateConfig, options: TaskOptions) -> dict[str, Any]:
-    """The settings that a run gives defaults for, by flag."""
-    names = ("max_tokens", "task_max_tokens", "stop_strings", "data_path", "task_data_path", "chat_template_options")
-    keys = dict.fromkeys(key for name in config.task_names for key in option_keys(name))
-    own = {f"{key}.{name}": value for key in keys for name, value in asdict(options[key]).items()}
-    return {name: config.settings[name] for name in names} | own
+def _sizes(config: EvaluateConfig) -> tuple[dict[str, int], list[str]]:
+    """The sizes for the largest model, and a note on them if it is not MinRL's."""
+    found = {"": _as_here(sizes_of("", config)), **sizes_by_model(config)}
+    name, sizes = min(found.items(), key=lambda one: (one[1]["examples"], not one[0]))
+    if config.temperature == 0:
+        sizes = {**sizes, "samples": 1}
+    flags = " ".join(f"{flag_of(setting)} {value}" for setting, value in sizes.items())
+    return sizes, [f"by the size of {name}, as in train.py, the default is {flags}"] if name else []
+
+
+def _by_option(options: OptionsByTask) -> dict[str, Any]:
+    return {f"{key}.{name}": value for key, own in options.items() for name, value in plain_options(own).items()}

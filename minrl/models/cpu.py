@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minrl.utils.processor import control_groups
+
 FEW_ROWS = 512
 """Rows up to which MKL multiplies faster from the weight's side."""
 
@@ -69,12 +71,12 @@ def keep_freed_memory() -> None:
 
 
 def free_bytes(device: torch.device | None = None) -> int:
-    """Available bytes of a CUDA card, or of memory, the page cache included, within a container's limit."""
+    """Available bytes of a CUDA card, or of memory, the page cache included, within the limits of control groups."""
     if device is not None and device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    free, allowed = psutil.virtual_memory().available, _below_the_limit(Path("/sys/fs/cgroup"))
-    return free if allowed is None else min(free, allowed)
+    allowed = [limit for group in control_groups() if (limit := _below_the_limit(group)) is not None]
+    return min([psutil.virtual_memory().available, *allowed])
 
 
 def resident_bytes(device: torch.device) -> int:

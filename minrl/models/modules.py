@@ -3,7 +3,6 @@ routers in float32. Weights and their names are unchanged.
 """
 
 import re
-from collections.abc import Callable, Container
 from functools import cache
 from typing import Any
 
@@ -164,15 +163,12 @@ class _Recast(torch.autograd.Function):
 
 
 @torch.no_grad()
-def hold_frozen(model: nn.Module, besides: Container[nn.Module] = ()) -> None:
-    """Hold the frozen weights of linear layers, embeddings and experts in bfloat16 where they are bfloat16 numbers,
-    besides those of some modules. All stay in float32 where the model would compute something else with the former:
+def hold_frozen(model: nn.Module) -> None:
+    """Hold the frozen weights of linear layers, embeddings and experts in bfloat16 where they are bfloat16 numbers. All
+    stay in float32 where the model would compute something else with the former:
     some round their hidden states to the precision of a weight.
     """
-    classes = {
-        module: None if module in besides else _held_class(type(module), path.rpartition(".")[2])
-        for path, module in model.named_modules()
-    }
+    classes = {module: _held_class(type(module), path.rpartition(".")[2]) for path, module in model.named_modules()}
     weights = {module: list(module.parameters(recurse=False)) for module in classes}
     alone = {weight for module, held in classes.items() if held is None for weight in weights[module]}
     own = {weight for module, held in classes.items() if held is not None for weight in weights[module]} - alone
@@ -206,29 +202,19 @@ def probe(model: nn.Module) -> Tensor:
     return model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
 
 
-def compute_weights(module: nn.Module) -> dict[str, Callable[[], Tensor]]:
-    """Let a module compute its weights anew in each forward pass: those in the dictionary by its functions, which the
-    caller may change at any time.
-    """
-    if not isinstance(module, _Computing):
-        mix_in(_Computing, module)
-    return module.__dict__.setdefault("weights_from", {})
-
-
 class _Computing(Mixin):
-    """A module whose weights exist in float32 only while it computes; for the backward pass it computes again."""
+    """A module whose held weights exist in float32 only while it computes; for the backward pass it computes again."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
         """The module's own."""
-        sources = dict(self.__dict__.get("weights_from", {}))  # as they are now: the backward pass comes later
         if not torch.is_grad_enabled():
-            return self._forward(sources, *args, **kwargs)
-        return checkpoint(self._forward, sources, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return self._forward(*args, **kwargs)
+        return checkpoint(self._forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-    def _forward(self, sources: dict[str, Callable[[], Tensor]], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         held = {name: weight for name, weight in self._parameters.items() if weight is not None}
         parameters: dict[str, Any] = self._parameters
-        parameters.update({name: sources[name]() if name in sources else in_float32(held[name]) for name in held})
+        parameters.update({name: in_float32(weight) for name, weight in held.items()})
         try:
             return super().forward(*args, **kwargs)
         finally:

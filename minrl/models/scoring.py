@@ -25,9 +25,9 @@ from minrl.models.attention import ATTENTION, StreamAttention
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import chunked_logprobs, output_head
 from minrl.models.sharding import in_one_pass
-from minrl.models.text import decoder_of, layers_of
+from minrl.models.structure import decoder_of, layers_of
 
-Decoding = Literal["own", "cached", "aligned", "recomputed"]
+Decoding = Literal["own", "cached", "recomputed"]
 
 TOKEN_SIZES = 16
 """Numbers of tokens of a pass on a CPU from a power of two to the next. Others are rounded up, by two percent on
@@ -49,8 +49,7 @@ class Method:
     otherwise each is a padded row.
 
     `decoding`, for the embedded engine: its own decoder (or transformers' cache for shapes that it does not take);
-    transformers' cache; that cache with prompts of one length at a time, where a model sees padding; or no cache, the
-    whole sequence again for each token.
+    transformers' cache; or no cache, the whole sequence again for each token.
     """
 
     packed: bool = True

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from minrl.dataflow import CausalModel
-from minrl.models.distributed import Processes, own_group
+from minrl.models.distributed import Processes
 from minrl.models.modules import recast_linears
-from minrl.models.text import decoder_of, foreign_modules, layers_of
+from minrl.models.structure import decoder_of, layers_of
 
 R = TypeVar("R")
 
@@ -53,7 +53,7 @@ def in_one_pass(model: CausalModel, compute: Callable[..., R], *args: Any) -> R:
     if root is None:
         return compute(model, *args)
     if root.whole and torch.is_grad_enabled():  # an optimizer step may follow: whole weights would be old ones
-        free_whole(model)
+        release_weights(model)
     result = root(compute, *args)
     if not root.whole and not torch.is_grad_enabled():
         root.groups[0].reshard()  # the root's weights, which FSDP keeps for a backward pass
@@ -65,16 +65,13 @@ def shard(model: CausalModel, processes: Processes, kind: str) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     root, mesh = Sharded(model), _mesh(processes, kind)
-    foreign = dict(foreign_modules(model))
-    parts = [module for path, module in foreign.items() if path.rpartition(".")[0] not in foreign]
     recast_linears(model)
-    for module in dict.fromkeys([*layers_of(decoder_of(model)), *parts]):  # a layer that occurs twice once
-        if next(module.parameters(), None) is not None and not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            fully_shard(module, mesh=mesh)
+    for module in dict.fromkeys(layers_of(decoder_of(model))):  # a layer that occurs twice once
+        fully_shard(module, mesh=mesh)
     fully_shard(root, mesh=mesh)
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            root.groups += [module] if module not in foreign.values() else []
+            root.groups.append(module)
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
             module.set_reduce_scatter_unused_params(True)  # a weight that this process did not use adds 0
@@ -151,8 +148,8 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(placed.device), placed.device_mesh, placed.placements, src_data_rank=None)
 
 
-def hold_whole(model: CausalModel) -> None:
-    """Gather all weights of the text part, a layer at a time, until `free_whole`. A no-op if nothing is sharded."""
+def gather_weights(model: CausalModel) -> None:
+    """Gather all weights, a layer at a time, until `release_weights`. A no-op if nothing is sharded."""
     if (root := sharded(model)) is not None:
         for module in root.groups:
             module.reshard()  # what is whole already may be of before an update
@@ -161,8 +158,8 @@ def hold_whole(model: CausalModel) -> None:
         root.whole = True
 
 
-def free_whole(model: CausalModel) -> None:
-    """Free what `hold_whole` gathered."""
+def release_weights(model: CausalModel) -> None:
+    """Free what `gather_weights` gathered."""
     if (root := sharded(model)) is not None:
         for module in root.groups:
             module.reshard()
@@ -189,14 +186,10 @@ def equal_passes(
 
 
 def _mesh(processes: Processes, kind: str) -> Any:  # noqa: ANN401 - torch's DeviceMesh
-    """All processes in a row; for `hybrid` the processes of each machine, whose shards the machines repeat. Groups that
-    torch makes for a mesh would have a time limit of its own, of ten minutes on cards.
-    """
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    """All processes in a row; for `hybrid` the processes of each machine, whose shards the machines repeat."""
+    from torch.distributed.device_mesh import init_device_mesh
 
-    kind_of_device, count = processes.device.type, processes.count
+    device, count, local = processes.device.type, processes.count, processes.local_count
     if kind == "full":
-        return init_device_mesh(kind_of_device, (count,), mesh_dim_names=("shard",))
-    ranks = torch.arange(count).view(-1, processes.launch.local_count)  # (machines, processes of each)
-    groups = [own_group(members) for members in (ranks.T.tolist(), ranks.tolist())]
-    return DeviceMesh.from_group(groups, kind_of_device, ranks, mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(device, (count,), mesh_dim_names=("shard",))
+    return init_device_mesh(device, (count // local, local), mesh_dim_names=("replicate", "shard"))

@@ -7,7 +7,6 @@ dashes and markers. matplotlib is imported with the first picture.
 import contextlib
 import io
 import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -125,13 +124,6 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
-
-
-def wrapped(label: str, width: int = 18) -> str:
-    """The label in several lines, broken between words and parts of paths."""
-    spaced = label.replace("/", "/ ").replace("_", "_ ").replace("-", "- ")
-    lines = textwrap.wrap(spaced, width, break_long_words=True)
-    return "\n".join(line.replace("/ ", "/").replace("_ ", "_").replace("- ", "-") for line in lines)
 
 
 # The charts of a report

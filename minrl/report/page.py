@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from minrl.report.charts import PALETTE, THEME, curves, svg
+from minrl.report.problems import CATEGORIES, CHANGED, problems
 from minrl.report.runs import AXES, SMOOTHING, Group, RunData, Score, differences, groups_of, mean
 from minrl.utils.files import write_text
 from minrl.utils.text import one_line, printable
@@ -36,7 +37,7 @@ def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
     """The whole page, which asks no network for anything and needs no script. Each curve is there once for each axis
     that the runs have; the style sheet shows those of the chosen one.
     """
-    groups = groups_of(runs)
+    groups, (categories, changed, changes) = groups_of(runs), problems(runs)
     axes = [axis for axis in AXES if any(run.positions(axis)[run.last_step] for run in runs)] or ["step"]
 
     def shown(value: Any) -> Any:  # noqa: ANN401 - whatever the template prints
@@ -55,6 +56,9 @@ def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
         colours=len(PALETTE),
         smoothing=f"{smoothing:g}",
         curves={axis: list(map(svg, curves(groups, axis, smoothing))) for axis in axes},
+        categories=(CATEGORIES, categories),
+        changed=(CHANGED, changed),
+        changes=changes,
         settings=settings(runs),
         cost=cost(runs),
         command=f"`{command}`",
@@ -70,8 +74,8 @@ def title(groups: Sequence[Group]) -> str:
 
 
 def remarks(runs: Sequence[RunData]) -> list[str]:
-    """What to know before reading: the user's notes, and which runs have not ended."""
-    return [text for run in runs for text in (run.note and f"{run.name}: {run.note}", run.unfinished) if text]
+    """What to know before reading: which runs have not ended."""
+    return [run.unfinished for run in runs if run.unfinished]
 
 
 def markdown(runs: Sequence[RunData], command: str) -> str:
@@ -82,6 +86,11 @@ def markdown(runs: Sequence[RunData], command: str) -> str:
         parts.append(markdown_table(*several))
     if remarks(runs):
         parts.append("\n".join(f"- {remark}" for remark in remarks(runs)))
+    categories, changed, changes = problems(runs)
+    if categories or changes:
+        parts += ["## Held-out problems", *changes]
+        tables = {CATEGORIES: categories, CHANGED: changed}
+        parts += [markdown_table(header, rows) for header, rows in tables.items() if rows]
     parts += ["## Cost", markdown_table(*cost(runs)), "## Settings"]
     parts.append(found if isinstance(found, str) else markdown_table(*found))
     return "\n\n".join([*parts, f"Made by `{command}`. The curves are in report.html."]) + "\n"

@@ -28,7 +28,7 @@ LONGEST_NAME = 160
 """Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False)
 class ReportConfig(Settings):
     """Summarize runs side by side, as a page and as Markdown. The runs come first, by folder or by
     name; without any, all runs are listed.
@@ -133,7 +133,6 @@ def _described(folder: Path, run: RunData) -> str:
     if before or after:
         facts[1] += f", held-out pass@1 {_percent(before)} before, {_percent(after)} after"
         facts[1] += f", {_percent(best)} at step {best.step}, the best" if best else ""
-    facts += [f"note: {run.note}"] if run.note else []
     width = shutil.get_terminal_size().columns
     lines = [textwrap.fill(f, width, initial_indent="  ", subsequent_indent="    ") for f in facts]
     if not going_on and not run.summary:  # whole, for copying: a terminal wraps it by itself

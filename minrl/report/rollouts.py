@@ -8,18 +8,15 @@ whole examples, chosen by a hash of their identity, so that all steps show the s
 import base64
 import gzip
 import hashlib
-import json
 import re
-import shlex
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
@@ -28,9 +25,9 @@ from loguru import logger
 from minrl.dataflow import UserError, require
 from minrl.models.chat import text_of
 from minrl.run.folder import ROLLOUT_SCHEMA, RunFolder
-from minrl.utils.cli import Command, typed
-from minrl.utils.files import write_text
-from minrl.utils.settings import Bound, Settings
+from minrl.utils.cli import Command
+from minrl.utils.files import read_packed, write_text
+from minrl.utils.settings import Natural, Settings
 from minrl.utils.text import json_text, printable
 
 PAGE = "rollouts.html"
@@ -51,17 +48,17 @@ _STEP = re.compile(r'<script type="text/plain" class="step" data-step="(\d+)" da
 Line = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False)
 class Limits(Settings):
     """Limits that let the page of a run of any size open at once. The page says what was left out."""
 
-    tokens_per_step: Annotated[int, Bound(least=1, zero="all")] = 150_000
+    tokens_per_step: Natural = 150_000
     """Sampled tokens of training rollouts for each step: whole examples up to here. 0: all."""
-    max_steps: Annotated[int, Bound(least=1, zero="all")] = 64
+    max_steps: Natural = 64
     """Steps on the page: every second is left out, and again, until they are so few; the last stays. 0: all."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False)
 class RolloutsConfig(Limits):
     """Make the page in which a run's rollouts are read.
 
@@ -88,27 +85,14 @@ def main(command: Command[RolloutsConfig]) -> int:
     return 0
 
 
-def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits()) -> Path:
+def make_page(folder: Path, output: Path | None = None, limits: Limits | None = None) -> Path:
     """Write the page of the run in `folder`, by default into that folder; returns its path."""
-    run, output = RunFolder(folder).checked(), output or folder / PAGE
+    run, output, limits = RunFolder(folder).checked(), output or folder / PAGE, limits or Limits()
     files = run.rollouts
     steps, packed = thinned(sorted(files), limits.max_steps), packed_steps(output)
     shown = [packed_step(step, files[step], packed.get(step), limits) for step in steps]
     write_text(output, _page(run, shown, len(files)))
     return output
-
-
-def refresh_page(folder: Path) -> None:
-    """Make the page again during a run, once there are rollouts. A failure is reported only: the run continues, and
-    `minrl rollouts` makes the page at any time.
-    """
-    if not RunFolder(folder).rollouts and not (folder / PAGE).exists():
-        return
-    try:
-        make_page(folder)
-    except Exception as error:
-        again = f"{typed('rollouts')} {shlex.quote(str(folder))}"
-        logger.opt(exception=True).warning(f"{PAGE} could not be made ({error}); {again}")
 
 
 def thinned(steps: Sequence[int], limit: int) -> list[int]:
@@ -203,11 +187,7 @@ def _allowed(text: str) -> str:
 
 def read_lines(path: Path) -> list[Line]:
     """The rollouts in a run's file. `UserError` if it cannot be read, or was written by another version."""
-    try:
-        with gzip.open(path, "rt") as file:
-            lines = [json.loads(line) for line in file]
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(f"{path.name} cannot be read: {error}") from error
+    lines = read_packed(path)
     for schema in (line.get("schema") for line in lines):
         known = schema == ROLLOUT_SCHEMA
         require(known, f"{path.name} has rollouts of schema {schema}; this page reads {ROLLOUT_SCHEMA}")
@@ -282,7 +262,7 @@ def _rollout(line: Line, pieces: _Table, texts: _Table) -> dict[str, Any]:
             [texts[_text(tokens, special, start, first)], last - first]
             for start, (first, last) in zip([0, *(last for _, last in turns)], turns, strict=False)
         ],
-        "asked": texts[((_asked(line), False),)],
+        "asked": texts[((asked(line), False),)],
         "pieces": [pieces[tokens[index], index in special] for index in sampled],
         "surprise": _fixed(-engine, MILLI),
         "gap": None if policy is None else _fixed(np.array(policy) - engine, MICRO),
@@ -291,7 +271,7 @@ def _rollout(line: Line, pieces: _Table, texts: _Table) -> dict[str, Any]:
     }
 
 
-def _asked(line: Line) -> str:
+def asked(line: Line) -> str:
     """The last message of the user in the prompt: what a chat template puts around it says little."""
     message = line.get("message") or line["prompt"]
     if isinstance(message, str):

@@ -6,28 +6,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minrl.config import HOUSEKEEPING
 from minrl.dataflow import require
 from minrl.run.folder import METRICS, RunFolder, without_nulls
-from minrl.utils.files import read_line
+from minrl.utils.files import read_line, whole_lines
 from minrl.utils.task_names import task_key
-
-NOT_SETTINGS = (
-    "resume",
-    "runs_dir",
-    "checkpoints_dir",
-    "quiet",
-    "preflight",
-    "preflight_only",
-    "logger",
-    "run_name",
-    "note",
-)
-"""Settings that do not affect what is learned."""
-
 
 REPORTS = "report"
 """The folder beside the runs that holds reports of several."""
@@ -56,17 +43,18 @@ class Score:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run: its name, config.json, metrics and summary.json (empty before the end)."""
+    """A run: its name, config.json, metrics, summary.json (empty before the end), and the files of its evaluations."""
 
     name: str
     record: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
+    evaluations: Mapping[int, Path] = field(default_factory=dict)
 
     @property
     def config(self) -> dict[str, Any]:
         """Settings by flag; those of its trained and evaluated tasks as `task.option`."""
-        values = {name: value for name, value in self.record["config"].items() if name not in NOT_SETTINGS}
+        values = {name: value for name, value in self.record["config"].items() if name not in HOUSEKEEPING}
         chosen = values.pop("tasks", {})
         own = {f"{task}.{name}": value for task in self.tasks for name, value in chosen.get(task, {}).items()}
         return {**values, **own}
@@ -101,11 +89,6 @@ class RunData:
         """The model that is trained: a hub's name, or the path of a local one, as short as it can be written here."""
         name = str(self.record["config"].get("model_id", "")) or "own base model"
         return os.path.relpath(name) if os.path.isabs(name) and Path(name).is_relative_to(Path.cwd()) else name
-
-    @property
-    def note(self) -> str:
-        """What the user noted about the run, in one line."""
-        return " ".join(str(self.record["config"].get("note", "")).split())
 
     def curve(self, tag: str) -> tuple[list[float], list[float]]:
         """Steps and values of a tag, where it has one."""
@@ -179,13 +162,13 @@ def read_run(folder: Path) -> RunData:
     run = RunFolder(folder).checked()
     lines = run.metrics
     require(bool(lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
-    return RunData(folder.resolve().name, run.record, lines, run.summary)
+    return RunData(folder.resolve().name, run.record, lines, run.summary, run.evaluations)
 
 
 def read_ends(folder: Path) -> RunData:
     """As `read_run`, but of its steps, which may be none yet, those that were evaluated and the last only."""
     run, path = RunFolder(folder).checked(), folder / METRICS
-    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    whole = whole_lines(path)
     chosen = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
     lines = [without_nulls(read_line(line)) for line in chosen]
     return RunData(folder.resolve().name, run.record, lines, run.summary)

@@ -15,7 +15,7 @@ from minrl.dataflow import Example, Job, Prompt, Reward, UserError, require
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import Task
-from minrl.utils.files import atomic_write, same_file
+from minrl.utils.files import atomic_write
 
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: 
             "this task is played over several turns and no single completion of it can be scored: "
             "leave out --completions and name a model with --checkpoint"
         )
-    if same_file(output, source):
+    if output.resolve() == source.resolve():
         raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
     lines, counts = read_lines(source, "completions"), Counts()
     with atomic_write(output) as file:
@@ -141,7 +141,7 @@ def _parsed(line: str) -> tuple[Row, str]:
 
 def _job(task: Task, row: dict[str, Any], number: int) -> Job:
     example = Example(str(row.get("id", number)), "", row)
-    return task.paid(row["completion"], example)
+    return task.reward_job(row["completion"], example)
 
 
 def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from minrl.dataflow import Example, Job, Mistake, Reward, Turn
 from minrl.rewards.workers import Failure
 from minrl.tasks import Task
-from minrl.tasks.checked import mistaken, named
+from minrl.tasks.checked import mistaken
 
 
 class Play:
@@ -76,10 +76,7 @@ class Play:
     def _end(self, rewards: Mapping[str, Reward]) -> None:
         """Keep the rewards of a finished episode."""
         self.pending = None
-        try:
-            self.rewards = named(self._named[0], rewards)
-        except Mistake as error:
-            return self.fail(self._mistaken(str(error)))
+        self.rewards = rewards
         if all(self.roles.values()):
             self.fail(self._mistaken("the episode ended before the policy took a turn"))
 

@@ -27,17 +27,18 @@ from minrl.dataflow import Reward, Rollout, UserError
 
 PART = "length"
 
+TARGET_WEIGHT = 0.5
+"""Share of the highest reward that is lost far from length_target; half of it at half or twice the target."""
+
 
 def with_length(rollouts: Sequence[Rollout], config: TrainerConfig) -> list[Rollout]:
     """The rollouts, of whole groups, with the part in each reward if the config asks for one. An unscorable one has
     none. Raises `UserError` if the task has a part of that name.
     """
-    settings = config.algorithm
-    if settings.length_penalty:
-        lost = [settings.length_penalty * share for share in penalties(rollouts)]
-    elif settings.length_target:
-        weight, target = settings.length_target_weight, settings.length_target
-        lost = [weight * distance(one.num_sampled, target) for one in rollouts]
+    if config.length_penalty:
+        lost = [config.length_penalty * share for share in penalties(rollouts)]
+    elif config.length_target:
+        lost = [TARGET_WEIGHT * distance(one.num_sampled, config.length_target) for one in rollouts]
     else:
         return list(rollouts)
     return [

@@ -11,15 +11,17 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
+from filelock import FileLock
 from loguru import logger
 
 from minrl.batch import pack
-from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Prompt, Rollout, require
 from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout, text_of
 from minrl.models.distributed import Processes
@@ -29,13 +31,16 @@ from minrl.optimizer import clipped_step
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.run import Run
-from minrl.tasks import Task, offered_words
+from minrl.tasks import Task, TaskOptions, base_vocabulary
 from minrl.tasks.mixture import mixture
-from minrl.tasks.programs import programs_outside
 from minrl.utils import text
-from minrl.utils.console import Screen
-from minrl.utils.files import atomic_folder, lock_in_turn
+from minrl.utils.console import activity
+from minrl.utils.files import atomic_folder
+from minrl.utils.settings import between
 from minrl.utils.task_names import option_keys, task_key, weights_of
+
+SEED, BATCH_SIZE, LEARNING_RATE = 0, 80, 2e-3
+"""Of the warm start: its seed, the demonstrations of a step, its peak learning rate."""
 
 VERSION = 1
 """Increased when the recipe changes, so that a cached model of the old recipe is not used."""
@@ -60,46 +65,44 @@ def require_demonstrations(name: str, task: Task) -> None:
     )
 
 
-def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes) -> str:
     """Where the base model for the trained tasks is. It is made now if it is not cached.
 
     Its tokenizer knows the words that definitions offer for every base model, those of the trained tasks and those of
     the other evaluated tasks. The weights of several tasks do not change it.
     """
-    config, name = run.config, task_key(run.config.rollout.task)
-    keys, trained = list(config.rollout.weights), mixture(tasks, config.rollout.weights)
+    config, name = run.config, task_key(run.config.task)
+    keys, trained = list(config.task_weights), mixture(tasks, config.task_weights)
     known = (word for task in tasks.values() for word in task.vocabulary)
-    words = list(dict.fromkeys([*offered_words(run.options), *known]))
-    outside = {
-        module: code for one in weights_of(config.rollout.task) for module, code in programs_outside(one).items()
-    }
-    shown = (text.stable_text(outside) if outside else "", *(digest_of(tasks[key]) for key in keys))
-    own = [run.options[option_keys(one)[0]] for one in weights_of(config.rollout.task)]
-    options = own[0] if len(own) == 1 else own
-    folder = base_model_path(config.base, name, options, words, config.logging.checkpoints_dir, *shown)
+    words = list(dict.fromkeys([*base_vocabulary(run.options), *known]))
+    shown = [digest_of(tasks[key]) for key in keys]
+    own = [run.options[option_keys(one)[0]] for one in weights_of(config.task)]
+    folder = base_model_path(config, name, own, words, config.checkpoints_dir, *shown)
     if not folder.exists():
-        require_words(words, keys, tasks, config.model)
+        require_words(words, keys, tasks, config)
     if not folder.exists() and processes.main:
-        with screen.progress("making the base model", config.base.base_steps) as report:
-            make_base_model(folder, config.base, config.model, trained, words, processes, report)
+        with activity("making the base model", config.base_steps) as report:
+            make_base_model(folder, config, trained, words, processes, report)
     processes.wait()
     return str(folder)
 
 
 def base_model_path(
-    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str, *shown: str
+    config: TrainerConfig, name: str, options: Sequence[Any], words: Sequence[str], checkpoints_dir: str, *shown: str
 ) -> Path:
-    """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from.
-
-    `shown` is `digest_of` the task, and the program of a task from outside the package, whose demonstrations may change
-    at any time.
+    """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from. `shown` is
+    `digest_of` each task.
     """
-    made_from = [VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE, *filter(None, shown)]
+    made = [replace(one, max_tokens=0, data_path="") if isinstance(one, TaskOptions) else one for one in options]
+    recipe = {one: getattr(config, one) for one in sorted(between(TrainerConfig, "base_hidden_size", "base_steps"))}
+    made_from = [VERSION, name, repr(made), recipe, list(words), CHAT_TEMPLATE, *shown]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     return Path(checkpoints_dir) / f"base-{name.replace('/', '-')}-{digest[:12]}"
 
 
-def require_words(words: Sequence[str], trained: Iterable[str], tasks: Mapping[str, Task], config: ModelConfig) -> None:
+def require_words(
+    words: Sequence[str], trained: Iterable[str], tasks: Mapping[str, Task], config: TrainerConfig
+) -> None:
     """Before a base model is made, refuse what it could not read with these words: the tasks' prompts, and the
     demonstrations of the tasks that it is trained on, from which it would learn to say `<unk>`.
     """
@@ -127,8 +130,7 @@ def digest_of(task: Task) -> str:
 
 def make_base_model(
     folder: Path,
-    config: BaseModelConfig,
-    model_config: ModelConfig,
+    config: TrainerConfig,
     task: Task,
     words: Sequence[str],
     processes: Processes,
@@ -140,38 +142,36 @@ def make_base_model(
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = folder.with_name(f".{folder.name}.lock")
-    with lock_in_turn(place, lambda by: logger.info(f"{by} is making the base model {folder.name}: waiting for it")):
+    with FileLock(place, fallback_to_soft=False):
         if not folder.exists():
             tokenizer = word_tokenizer(words)
             width, layers, heads = config.base_hidden_size, config.base_layers, config.base_heads
-            model = small_qwen3(tokenizer, width, layers, heads, config.base_seed)
-            policy = as_policy(model, tokenizer, model_config, processes)
+            model = small_qwen3(tokenizer, width, layers, heads, SEED)
+            policy = as_policy(model, tokenizer, config, processes)
             warm_start(policy, task, config, progress)
             with atomic_folder(folder) as temporary:
                 save_policy(policy, temporary)
         place.unlink(missing_ok=True)  # the model exists: nobody waits for the lock
 
 
-def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
+def warm_start(policy: Policy, task: Task, config: TrainerConfig, progress: Progress) -> None:
     """Supervised fine-tuning on demonstrations of training examples, those of several tasks in equal shares: the loss
     is the mean over completion tokens.
     """
-    rng = random.Random(config.base_seed)
+    rng = random.Random(SEED)
     end = policy.tokenizer.eos_token_id
     weights = list(policy.model.parameters())
-    optimizer = torch.optim.AdamW(
-        weights, lr=config.base_learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )
+    optimizer = torch.optim.AdamW(weights, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, config.base_learning_rate, total_steps=config.base_steps + 1, pct_start=0.1, div_factor=10
+        optimizer, LEARNING_RATE, total_steps=config.base_steps + 1, pct_start=0.1, div_factor=10
     )
     for step in range(config.base_steps):
-        rollouts = [_demonstration(policy, task, rng, end) for _ in range(config.base_batch_size)]
+        rollouts = [_demonstration(policy, task, rng, end) for _ in range(BATCH_SIZE)]
         stream = pack(rollouts, range(len(rollouts))).to(policy.device)
         logprobs, _ = score(policy.model, stream, temperature=1.0)
         loss = -logprobs.mean()
         loss.backward()
-        clipped_step(policy, optimizer, OptimizerConfig(max_grad_norm=1.0))
+        clipped_step(policy, optimizer, TrainerConfig(max_grad_norm=1.0))
         schedule.step()
         progress(step + 1, f"loss {loss.item():.3f}")
 

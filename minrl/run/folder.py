@@ -6,19 +6,21 @@
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minrl.dataflow import UserError, require
+from minrl.tasks import is_of_the_program
 from minrl.utils.files import read_json, read_jsonl, read_record
 
 CONFIG, SUMMARY, METRICS, FINGERPRINTS = "config.json", "summary.json", "metrics.jsonl", "fingerprints.jsonl"
 EVAL_BEFORE = "eval_before.json"
 """The held-out figures before the first step."""
-ROLLOUTS = "rollouts"
+ROLLOUTS, EVALUATIONS = "rollouts", "evaluations"
+"""Folders of step_*.jsonl.gz: what a step sampled, and the results of its evaluation problem by problem."""
 ROLLOUT_SCHEMA = 2
 """Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 OWNER = "run.json"
@@ -38,6 +40,14 @@ class RunFolder:
         """The run of this path, or of this name in `runs_dir`; None if there is none."""
         below = [Path(runs_dir) / name] if Path(name).name == name else []
         return next((run for run in map(cls, [Path(name), *below]) if run.exists), None)
+
+    def require_own_tasks(self, names: Iterable[str]) -> None:
+        """Refuse to go on with tasks that only the program that made the run has: another one of that name is another
+        task.
+        """
+        lost = [name for name in self.record.get("in_program", ()) if name in names and not is_of_the_program(name)]
+        made = f"run {self.path} was made by a program with a task {''.join(lost[:1])!r} of its own"
+        require(not lost, f"{made}: resume and evaluate it in that program, with the task in TASK_DEFINITIONS")
 
     @classmethod
     def open(cls, name: str, runs_dir: str | Path = "runs") -> "RunFolder":
@@ -133,8 +143,17 @@ class RunFolder:
 
     @property
     def rollouts(self) -> dict[int, Path]:
-        """The files of rollouts, by step. Other files are the user's."""
-        found = {path: re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name) for path in (self.path / ROLLOUTS).glob("*")}
+        """The files of rollouts, by step."""
+        return self._by_step(ROLLOUTS)
+
+    @property
+    def evaluations(self) -> dict[int, Path]:
+        """The files of evaluations, by step, in order."""
+        return dict(sorted(self._by_step(EVALUATIONS).items()))
+
+    def _by_step(self, folder: str) -> dict[int, Path]:
+        """The files of steps in a folder. Others are the user's."""
+        found = {path: re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name) for path in (self.path / folder).glob("*")}
         return {int(match[1]): path for path, match in found.items() if match}
 
     @property

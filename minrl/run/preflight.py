@@ -20,25 +20,22 @@ from loguru import logger
 import minrl
 from minrl.batch import pack
 from minrl.config import TrainerConfig
-from minrl.dataflow import CausalModel, Example, Rollout, require
-from minrl.engines import CACHE_GIB, Engine, takes_vllm
-from minrl.engines.decoders import has_own_decoder
-from minrl.engines.torch_engine import footprint
+from minrl.dataflow import Example, Rollout, require
+from minrl.engines import Engine, takes_vllm
 from minrl.evaluation import evaluations_after, samples_of
 from minrl.models.cpu import resident_bytes
-from minrl.models.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of
-from minrl.models.scoring import LARGEST_SHARE, method_of
+from minrl.models.scoring import LARGEST_SHARE
 from minrl.models.sharding import master_weights
-from minrl.models.text import decoder_of, layers_of
+from minrl.models.structure import decoder_of, layers_of
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
-from minrl.run.defaults import OWN_BASE, num_text, rates_for, sizes_for
+from minrl.run.sizes import OWN_BASE, num_text, rates_for, sizes_for
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
-from minrl.utils.console import duration
 from minrl.utils.files import free_bytes
 from minrl.utils.task_names import task_key
+from minrl.utils.text import cut
 
 PACKAGE = Path(minrl.__file__ or "").parent
 MEASURED = 512
@@ -46,8 +43,12 @@ MEASURED = 512
 FEW_SAMPLED = 8
 """Examples that are sampled of a task whose rewards take time."""
 SLOW_REWARD_S = 1.0
+SHOWN = 400
+"""Characters of a prompt and of a completion that are shown."""
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
+MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
+"""Bytes of both moments of a weight, in memory and in a checkpoint."""
 UPDATE_PASSES = 3.0
 """Forward passes without gradient that take as long as an update's forward and backward pass (measured: 2.5 to 4)."""
 
@@ -65,7 +66,7 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
     what the run is expected to take.
     """
     resident, sampled = resident_bytes(policy.device), dict[str, Sampled]()
-    members = {key or task_key(config.rollout.task): member for key, member in task.members.items()}
+    members = {key or task_key(config.task): member for key, member in task.members.items()}
     yield from rate_findings(policy, config)
     yield from memory_findings(policy, config)
     yield from disk_findings(policy, config)
@@ -79,6 +80,8 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
         sampled[name] = Sampled(played.rollouts, plan.max_tokens, time.perf_counter() - started)
         reward_s = max(policy.processes.gather([workers.take_seconds()]))
         refuse_mistakes(played.failures)
+        if lines := best_and_worst(policy, name, played.rollouts):
+            logger.info("\n".join(lines))
         for finding in sample_findings(policy, engine, name, member, played, plan.max_tokens, reward_s, config):
             yield finding if len(members) == 1 else f"{name}: {finding}"
     if policy.device.type == "cpu":
@@ -118,8 +121,8 @@ def rate_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether the learning rate is far from the default for the size of the model and for what is trained. Adapters of
     large models are trained at up to 1e-3.
     """
-    weights = policy.num_weights if config.model.model_id else OWN_BASE
-    rate, adapted = config.optimizer.learning_rate, config.lora.lora_rank > 0
+    weights = policy.num_weights if config.model_id else OWN_BASE
+    rate, adapted = config.learning_rate, config.lora_rank > 0
     usual = rates_for(weights)[adapted]
     trained = f"{'adapters of a model of' if adapted else 'all'} {num_text(weights)} weights"
     found = f"{trained} are trained at a learning rate of {rate:g}, where {usual:g} is usual"
@@ -131,8 +134,8 @@ def rate_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
 
 def dataset_findings(policy: Policy, engine: Engine, name: str, task: Task, config: TrainerConfig) -> Iterator[str]:
     """The findings of a task's examples: how many there are, and whether prompts and answers have room."""
-    held_out, limit = len(task.dataset.held_out), config.limit_of(name)
-    if held_out < 20:
+    held_out, limit = len(task.dataset.held_out), task.max_tokens or config.max_tokens
+    if 0 < held_out < 20:
         yield (
             f"{name} has {held_out} held-out examples: with fewer than 20 the interval of the score says little; give "
             "the task more examples, or hold out a larger share"
@@ -186,9 +189,9 @@ def sampled_as(
     """The examples that are sampled of a task, and how: as in a step, but with at most as many tokens as a default step
     of a model of this size, in completions of at most twice its limit. Never by timing: all processes take the same.
     """
-    settings = config.rollout
+    settings = config
     usual = sizes_for(policy.num_weights, policy.device.type == "cuda")
-    limit = min(config.limit_of(name), 2 * usual.max_tokens)
+    limit = min(task.max_tokens or config.max_tokens, 2 * usual.max_tokens)
     most = max(1, usual.prompts_per_step * usual.group_size * usual.max_tokens // (num_tasks * limit))
     group_size = min(settings.group_size, most)
     count = min(most // group_size, settings.prompts_per_step if task.cheap else FEW_SAMPLED)
@@ -211,7 +214,7 @@ def sample_findings(
     """The findings in the sampled rollouts of a task, whose rewards took `reward_s`. Where `limit` is below that of a
     step, completions that were cut off say nothing.
     """
-    own = config.limit_of(name)
+    own = task.max_tokens or config.max_tokens
     if task.episode is not None:
         yield from context_findings(name, [one.prompt_length for one in played.rollouts], own, engine.context_length)
     if played.failures:
@@ -231,6 +234,32 @@ def sample_findings(
         yield (
             f"a reward takes {per_reward:.1f} s: it will dominate each step; raise --reward-workers or make it faster"
         )
+
+
+def best_and_worst(policy: Policy, name: str, rollouts: Sequence[Rollout]) -> list[str]:
+    """Lines that show one prompt as the model sees it, that whose rewards differ most, with its best and its worst
+    completion and the parts of their rewards. Nothing where no completion was scored.
+    """
+    groups: dict[int, list[tuple[float, Rollout]]] = {}
+    for one in rollouts:
+        if one.reward is not None:
+            groups.setdefault(one.group, []).append((one.reward.value, one))
+    ranked = [sorted(group, key=lambda pair: pair[0]) for group in groups.values()]
+    if not ranked:
+        return []
+    group = max(ranked, key=lambda pairs: pairs[-1][0] - pairs[0][0])
+    prompt = group[0][1].ids[: group[0][1].prompt_length]
+    lines = [f"a prompt of {name} as the model sees it, {len(prompt)} tokens:", *shown(policy, prompt)]
+    for which, (value, one) in zip(("best", "worst"), (group[-1], group[0])[: len(group)], strict=False):
+        parts = ", ".join(f"{part} {paid:.4g}" for part, paid in (one.reward.parts if one.reward else {}).items())
+        lines.append(f"the {which} of its {len(group)} completions, reward {value:.4g}{f' ({parts})' * bool(parts)}:")
+        lines += shown(policy, one.ids[one.prompt_length :])
+    return lines
+
+
+def shown(policy: Policy, ids: list[int]) -> list[str]:
+    """The text of ids with their special tokens, indented."""
+    return [f"    {line}" for line in cut(policy.decode_all(ids), SHOWN).split("\n")]
 
 
 def rollout_findings(rollouts: Sequence[Rollout], policy: Policy, max_tokens: int) -> Iterator[str]:
@@ -282,99 +311,92 @@ def estimate(
     """A line on the time and memory that the run is expected to take, with completions as long as the sampled ones.
     What was cut off early is taken to fill the run's own limit.
     """
-    settings, step_s, evaluation_s, tokens = config.rollout, 0.0, 0.0, 0.0
+    settings, step_s, evaluation_s, tokens = config, 0.0, 0.0, 0.0
     count = policy.processes.split(settings.prompts_per_step) * settings.group_size / len(tasks)
-    passes = UPDATE_PASSES * config.algorithm.passes_per_step
+    passes = UPDATE_PASSES * config.passes_per_step
     for name, (rollouts, limit, seconds) in sampled.items():
         if not rollouts:
             continue
-        grows = [config.limit_of(name) / limit if one.truncated else 1.0 for one in rollouts]
+        own = tasks[name].max_tokens or config.max_tokens
+        grows = [own / limit if one.truncated else 1.0 for one in rollouts]
         each = sum(grows) / len(rollouts) ** 2
-        step_s += count * each * (seconds + passes * forward_s(policy, rollouts, config.optimizer.micro_batch_tokens))
+        step_s += count * each * (seconds + passes * forward_s(policy, rollouts, config.micro_batch_tokens))
         tokens += count * each * sum(len(one.ids) for one in rollouts)
-        held_out = min(len(tasks[name].dataset.held_out), config.evaluation.eval_examples)
-        evaluation_s += held_out * (samples_of(held_out, config.evaluation) + 1) * each * seconds
-    evaluations = config.evaluation.eval_first + evaluations_after(0, config.steps, config.evaluation)
+        held_out = min(len(tasks[name].dataset.held_out), config.eval_examples)
+        if held_out:
+            evaluation_s += held_out * (samples_of(held_out, config) + 1) * each * seconds
+    evaluations = config.eval_first + evaluations_after(0, config.steps, config)
     whole = config.steps * step_s + evaluations * evaluation_s
-    memory = resident + expected_bytes(policy, config, int(tokens))
+    memory = resident + sum(held_bytes(policy, config, int(tokens)).values())
     return (
         f"about {duration(step_s)} a step, {duration(evaluation_s)} an evaluation, {duration(whole)} in all, and "
         f"{memory / 2**30:.1f} GiB of memory"
     )
 
 
-def expected_bytes(policy: Policy, config: TrainerConfig, tokens: int) -> int:
-    """What a process will hold at the peak beside what is loaded, with micro-batches of so many tokens."""
-    text, setup = policy.model.config.get_text_config(), setup_of(policy, config)
-    tokens = min(tokens, config.optimizer.micro_batch_tokens)
-    kept = all_activations(text, tokens, setup.itemsize)
-    always = config.model.activation_checkpointing == "always"
-    recompute = setup.recompute and (always or kept > LARGEST_SHARE * policy.free_memory())
-    need = needed(_weights(policy.model), text, replace(setup, tokens=tokens, recompute=recompute))
-    return need.total - need.loaded
+def duration(seconds: float) -> str:
+    """A duration in the unit that suits it.
+
+    >>> duration(2.6), duration(89.0), duration(200.0), duration(20000.0)
+    ('2.6 s', '89 s', '3 min', '5.6 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 # Memory and disk, by calculation
 
 
+def held_bytes(policy: Policy, config: TrainerConfig, tokens: int) -> dict[str, float]:
+    """Estimate of what a process holds beside what is loaded while it trains on so many tokens. Bytes of activations
+    are the policy's own measurement.
+    """
+    processes, sharding = policy.processes, config.sharding
+    weights = list(master_weights(policy.model).values())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    full = sum(weight.numel() for weight in weights if weight.dtype == torch.float32)
+    shards = {"none": 1, "full": processes.count, "hybrid": processes.local_count}[sharding]
+    activations = policy.activation_bytes_of(min(tokens, config.micro_batch_tokens), min(tokens, config.max_tokens))
+    layers, recompute = layers_of(decoder_of(policy.model)), config.activation_checkpointing
+    if recompute == "always" or (recompute == "auto" and activations > LARGEST_SHARE * policy.free_memory()):
+        activations *= 2 / max(2, len(layers))  # the inputs of all layers, and what one layer keeps
+    return {
+        "gradients": 4 * trained / shards,
+        "moments": MOMENT_BYTES[config.optimizer] * trained / shards,
+        "casts": 2 * full / shards if processes.dtype == torch.bfloat16 else 0,
+        "activations": activations,
+    }
+
+
 def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
-    """Whether what a process holds fits in its free memory; the weights are loaded already."""
-    free, text = policy.free_memory(), policy.model.config.get_text_config()
-    weights, setup = _weights(policy.model), setup_of(policy, config)
-    need = needed(weights, text, setup)
-    if setup.engine == "vllm":
-        free += setup.cache  # which vLLM has taken by now, and gives back while the policy trains
-    if need.total - need.loaded >= free:
-        each = f" in each of {setup.processes} processes" if setup.processes > 1 else ""
+    """Whether what a process will hold fits in its free memory; the weights are loaded already."""
+    rows = policy.processes.split(config.prompts_per_step * config.group_size)
+    need, free = sum(held_bytes(policy, config, rows * config.max_tokens).values()), policy.free_memory()
+    if policy.device.type == "cuda":
+        free += returned_bytes(policy, config)
+    if need >= free:
         yield (
-            f"training {weights.total / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB{each}, of which "
-            f"{need.loaded / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: try --micro-batch-tokens 1024, "
-            "--optimizer adamw8bit, --lora-rank 16, or --sharding full in more processes, or choose a smaller model "
-            "(docs/runs.md)"
+            f"training needs about {_size(int(need))} beside the loaded weights, and {_size(free)} are free: try "
+            "--micro-batch-tokens 1024, --optimizer adamw8bit, --lora-rank 16, or --sharding full in more processes, "
+            "or choose a smaller model (docs/runs.md)"
         )
 
 
-def _weights(model: CausalModel) -> Weights:
-    return weights_of(model, layers_of(decoder_of(model)))
-
-
-def setup_of(policy: Policy, config: TrainerConfig) -> Setup:
-    """The run as `needed` takes it, with the fewest activations that its flags allow."""
-    settings, processes = config.rollout, policy.processes
-    engine: str = config.engine.engine
-    if engine == "auto":
-        engine = "vllm" if takes_vllm(config.engine, policy.device.type) else "torch"
-    rows, bfloat16 = settings.prompts_per_step * settings.group_size, processes.dtype == torch.bfloat16
-    itemsize = 2 if bfloat16 else 4
-    cache = footprint(policy.model, itemsize).of(processes.split(rows), 0, settings.longest)
-    cache = min(cache, int((config.engine.engine_cache_gib or CACHE_GIB) * 2**30)) if engine == "torch" else 0
-    if engine == "vllm":
-        from minrl.engines.vllm import cache_on_card
-
-        cache = cache_on_card(config.engine, policy, itemsize * _weights(policy.model).base)
-    return Setup(
-        processes=processes.count,
-        nodes=processes.launch.nodes,
-        sharding=config.model.sharding,
-        optimizer=config.optimizer.optimizer,
-        bfloat16=bfloat16,
-        tokens=min(config.optimizer.micro_batch_tokens, processes.split(rows) * settings.longest),
-        recompute=config.model.activation_checkpointing != "never",
-        reference=config.algorithm.kl_coef > 0 and config.lora.lora_rank == 0,
-        teacher=None if policy.teacher is None else _weights(policy.teacher),
-        engine=engine,
-        tensor_parallel=config.engine.engine_tensor_parallel,
-        own_decoder=method_of(policy.model).decoding == "own" and has_own_decoder(policy.model),
-        cache=cache,
-    )
+def returned_bytes(policy: Policy, config: TrainerConfig) -> int:
+    """Bytes of the GPU that vLLM in this process has taken and gives back while the policy trains."""
+    if config.engine == "vllm-server" or not config.engine_sleep or not takes_vllm(config, "cuda"):
+        return 0
+    whole = config.engine_memory_frac * torch.cuda.mem_get_info(policy.device)[1]
+    return max(0, int(whole) - policy.processes.dtype.itemsize * policy.num_weights)
 
 
 def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
     """Approximate bytes of a checkpoint: the weights, and the moments of the trained ones."""
     counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
     trained = sum(count for weight, count in counts.items() if weight.requires_grad)
-    saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
-    return 4 * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
+    saved = trained if config.lora_checkpoint == "adapter" else sum(counts.values())
+    return 4 * saved + MOMENT_BYTES[config.optimizer] * trained
 
 
 def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
@@ -389,7 +411,7 @@ def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
 
 def disk_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether the kept checkpoints fit on the disk, with the one that is written before the oldest is removed."""
-    settings = config.logging
+    settings = config
     saves = math.ceil(config.steps / settings.save_every) if settings.save_every else 1
     count = min(saves, settings.keep_checkpoints + 1) if settings.keep_checkpoints else saves
     count += settings.keep_best

@@ -19,17 +19,18 @@ import torch
 from loguru import logger
 
 import minrl
+from minrl.config import HOUSEKEEPING
 from minrl.dataflow import TrainState
-from minrl.models.launch import place
+from minrl.models.distributed import place
 from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import discard_after
-from minrl.run.defaults import differing
 from minrl.run.folder import AT_BEST, CONFIG, OWNER, SUMMARY, RunFolder
 from minrl.run.run import Run
+from minrl.tasks import is_of_the_program
 from minrl.tasks.programs import files_outside
-from minrl.utils.cli import near, to_dict, tool, typed
+from minrl.utils.cli import near, plain_options, to_dict, tool, typed
 from minrl.utils.files import write_json
-from minrl.utils.settings import flag_of
+from minrl.utils.settings import flag_of, settings_of
 from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import option_keys, task_key
 from minrl.utils.text import without_keys
@@ -55,7 +56,7 @@ def begin(run: Run, steps: int, task: Mapping[str, Any]) -> int | None:
     if RunFolder(run.folder).summary.get("steps", steps) != steps:
         (run.folder / SUMMARY).unlink()  # of an earlier end
     discard_after(run.checkpoints, run.step)
-    optimizer = run.config.optimizer
+    optimizer = run.config
     if run.checkpoint and run.extended and optimizer.schedule != "constant":
         rate = learning_rate(optimizer, run.step + 1, steps)
         logger.warning(
@@ -74,8 +75,10 @@ def write_config(run: Run, task: Mapping[str, Any] | None = None) -> None:
         **run.stored,
         "id": run.identity,
         "program": run.program.command,
-        "not_default": differing(run.settings, run.options),
+        "not_default": differing(run),
         "config": to_dict(run.settings, run.options),
+        "by_size": list(run.by_size),
+        "in_program": list(filter(is_of_the_program, run.config.task_weights)),
         "models": run.models,
         **(task or {}),
     }
@@ -102,12 +105,30 @@ def with_resume(
 
 
 def _outside_files(run: Run) -> list[Path]:
-    """The files outside MinRL that examples, rewards and the algorithm come from, and a data file or folder."""
+    """The files outside MinRL that examples, rewards, algorithm and sampler come from, and a data file or folder."""
     files = [path for name in run.config.task_names for path in files_outside(name)]
-    files += [Path(run.config.algorithm.algorithm.rpartition(":")[0])]
-    data = (run.config.data_of(task_key(name)) for name in run.config.task_names)
+    files += [Path(name.rpartition(":")[0]) for name in (run.config.algorithm, run.config.sampler)]
+    data = [getattr(options, "data_path", "") for options in run.options.values()]
     files += map(Path, filter(None, [*data, run.config.data_path]))  # rows need no task
     return [path for path in dict.fromkeys(files) if path.name and path.exists()]
+
+
+def differing(run: Run) -> dict[str, Any]:
+    """The settings that are neither at their defaults nor by the model's size, by name; a task's option as
+    `task.option`. Those of files and of the screen are left out.
+    """
+    usual = {name: one.default for name, one in settings_of(type(run.settings)).items()}
+    values = to_dict(run.settings, {})
+    found = {name: value for name, value in values.items() if value != _held(usual.get(name))}
+    found = {name: value for name, value in found.items() if name not in (*run.by_size, *HOUSEKEEPING, "tasks")}
+    for key, own in run.options.items():
+        start = plain_options(type(own)())
+        found |= {f"{key}.{name}": value for name, value in plain_options(own).items() if value != start[name]}
+    return found
+
+
+def _held(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
@@ -116,8 +137,9 @@ def hyperparameters(run: Run) -> dict[str, Any]:
     """
     values = to_dict(run.settings, run.options)
     tasks, names = values.pop("tasks"), {key for name in run.config.task_names for key in option_keys(name)}
+    names.add(run.config.algorithm.rpartition(":")[2])  # a row of a file may have options too
     values |= {f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}
-    chosen = differing(run.settings, run.options)
+    chosen = differing(run)
     return {name: values[name] for name in sorted(values, key=lambda name: name not in chosen)}
 
 
@@ -229,14 +251,14 @@ def write_summary(
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write summary.json: before and after, speed, the hash of the weights, and the program's own entries in `more`."""
-    task = task_key(run.config.rollout.task)
+    task = task_key(run.config.task)
     ends = {name: {"eval_before": before.get(name), "eval_after": new.to_json()} for name, new in after.items()}
     # Fine-tuning on rows samples no training rollouts.
     speed = {"tokens_per_s": round(state.sampled_tokens / max(state.seconds, 1e-9), 1)} if state.sampled_tokens else {}
     summary = {
         "run": run.name,
         "task": task,
-        "algorithm": run.config.algorithm.algorithm,
+        "algorithm": run.config.algorithm,
         "seed": run.config.seed,
         **ends.pop(task, {}),
         "other_tasks": ends,
@@ -263,9 +285,14 @@ def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "
     yield f"report: {typed('report')} {folder}"
     if RunFolder(run.folder).rollouts:
         yield f"rollouts: {typed('rollouts')} {folder}"
-    if run.config.rollout.task and not run.in_program:  # the command line does not know a task of a program
-        yield f"evaluate: {typed('evaluate')} {shlex.join(['--checkpoint', model, '--task', run.config.rollout.task])}"
+    if run.config.task and not run.in_program:  # the command line does not know a task of a program
+        yield f"evaluate: {typed('evaluate')} {shlex.join(['--checkpoint', model, '--task', run.config.task])}"
     yield f"chat: {typed('serve')} {shlex.quote(model)} --chat"
     name, value = next((name, value) for name in run.program.extends if (value := getattr(run.settings, name)))
     further = f"{flag_of(ended_by)} 0" if ended_by else f"--{name} {2 * value:.12g}"
-    yield f"continue: {run.resume_command}{', with' if run.in_program else ''} {further}"
+    further = further if not run.in_program else f"{name}={2 * value:.12g}"
+    yield (
+        f"continue: {run.resume_command}, with {further}"
+        if run.in_program
+        else f"continue: {run.resume_command} {further}"
+    )

@@ -17,13 +17,13 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.config import ENDS, TaskOptions, TrainerConfig, with_absolute_paths
+from minrl.config import ENDS, OptionsByTask, TrainerConfig
 from minrl.dataflow import UserError, require
 from minrl.models.distributed import Processes
 from minrl.run.checkpoint import STATE, by_step, damage, newest_complete, step_of
-from minrl.run.defaults import full_name
 from minrl.run.folder import CONFIG, RunFolder, model_folder
-from minrl.tasks import OWNERS, flag_identifier
+from minrl.run.sizes import with_sizes
+from minrl.tasks import flag_identifier, is_of_the_program
 from minrl.utils.cli import from_dict, near, to_dict, typed
 from minrl.utils.files import LOCK, holder, lock, names_in, refusal
 from minrl.utils.settings import flag_of
@@ -71,7 +71,7 @@ class Run:
 
     name: str
     settings: Any
-    options: TaskOptions
+    options: OptionsByTask
     folder: Path
     checkpoints: Path
     checkpoint: Path | None = None
@@ -80,6 +80,8 @@ class Run:
     named: Path | None = None
     stored: Mapping[str, Any] = field(default_factory=dict)
     models: dict[str, dict[str, str]] = field(default_factory=dict)
+    by_size: tuple[str, ...] = ()
+    """The settings that were None, and follow from the model's size."""
 
     @property
     def config(self) -> TrainerConfig:
@@ -100,44 +102,45 @@ class Run:
     @property
     def in_program(self) -> str:
         """The name of a task that only the program that called `train` has; empty where all have names."""
-        return min(OWNERS.keys() & self.config.rollout.weights.keys(), default="")
+        return min(filter(is_of_the_program, self.config.task_weights), default="")
 
     @property
     def resume_command(self) -> str:
         """The command that resumes the run, or what to call where its task is one of the program that calls `train`."""
-        if name := self.in_program:
-            return f"train(TrainerConfig(resume={near(self.folder)!r}, task={name})) in the program of this task"
+        if self.in_program:
+            named = f"resume={near(self.folder)!r}, task={self.config.task!r}"
+            return f"train(TrainerConfig({named})) in the program of this task"
         return f"{self.program.typed} --resume {shlex.quote(near(self.folder))}"
 
 
 # Which run is meant
 
 
-def open_run(settings: Any, options: TaskOptions, flags: Sequence[str], program: Program = TRAIN) -> Run:  # noqa: ANN401
+def open_run(settings: Any, options: OptionsByTask, flags: Sequence[str], program: Program = TRAIN) -> Run:  # noqa: ANN401
     """A new run, or the one that --resume names, with its stored config and the `flags` that a resume may change.
     `settings` are those of any program that makes runs; their `trainer` is the config that the run is assembled from.
     """
-    changed = {flag.split("=")[0].replace("--no-", "--", 1) for flag in flags}
+    settings.check()  # again: it may have been edited since it was made
+    settings, by_size = with_sizes(settings)
+    changed = set(flags)
     if "--resume" in changed and not settings.resume.strip():
         raise UserError(
             "--resume is empty, as an unset variable is: name `latest`, runs/NAME or a checkpoint, or leave it out for "
             "a new run"
         )
     if settings.resume == AUTO:  # the same command begins and resumes: every setting must be the run's, given or not
-        name, changed = settings.logging.run_name, set(_by_flag(settings, options))
+        name, changed = settings.run_name, set(_by_flag(settings, options))
         require(bool(name), "--resume auto resumes the run of --run-name, or begins it: give --run-name")
-        run = RunFolder(Path(settings.logging.runs_dir) / name)
+        run = RunFolder(Path(settings.runs_dir) / name)
         settings = replace(settings, resume=str(run.path) if run.exists else "")
     if settings.resume:
         return _stored_run(settings, options, changed, program)
-    settings = with_absolute_paths(settings)
-    options = {name: with_absolute_paths(chosen) for name, chosen in options.items()}
-    name = full_name(settings, options, program.extends)
-    folder, checkpoints = Path(settings.logging.runs_dir) / name, Path(settings.logging.checkpoints_dir) / name
-    return Run(name, settings, options, folder, checkpoints, program=program)
+    name = settings.run_name or f"{settings.what}-seed{settings.seed}"
+    folder, checkpoints = Path(settings.runs_dir) / name, Path(settings.checkpoints_dir) / name
+    return Run(name, settings, options, folder, checkpoints, program=program, by_size=by_size)
 
 
-def _stored_run(settings: Any, options: TaskOptions, changed: set[str], program: Program) -> Run:  # noqa: ANN401
+def _stored_run(settings: Any, options: OptionsByTask, changed: set[str], program: Program) -> Run:  # noqa: ANN401
     """The run that --resume names, with its stored settings except those of the flags `changed` that may change."""
     run, kept, named = _named_run(settings, program)
     differing = {**_differences(settings, options, run.config), "--config": "--config"}
@@ -146,11 +149,13 @@ def _stored_run(settings: Any, options: TaskOptions, changed: set[str], program:
         *others, last = program.ends
         raise UserError(
             f"a resumed run keeps its config and only {', '.join(others)} and {last} may change, got "
-            f"{'; '.join(refused)}"
+            f"{'; '.join(refused)}; to change more, start a new run from its weights: model_id={run.path.name!r}, "
+            f"--model-id {shlex.quote(run.path.name)}"
         )
+    run.require_own_tasks(run.record.get("in_program", ()))
     stored: Any
     stored, options = from_dict(run.config, type(settings))
-    given = with_absolute_paths(settings).settings
+    given = settings.settings
     name = run.record["minrl_run"]
     own = Path(given["checkpoints_dir"]) / name
     checkpoints = own if "--checkpoints-dir" in changed else kept or run.checkpoints
@@ -169,12 +174,13 @@ def _stored_run(settings: Any, options: TaskOptions, changed: set[str], program:
         named=named,
         stored=run.record,
         models=run.record.get("models", {}),
+        by_size=tuple(run.record.get("by_size", ())),
     )
 
 
 def _named_run(settings: Any, program: Program) -> tuple[RunFolder, Path | None, Path | None]:  # noqa: ANN401
     """Absolute paths: the run of --resume, and the folder of checkpoints and the checkpoint if one was named."""
-    name, runs = settings.resume, Path(os.path.abspath(settings.logging.runs_dir))
+    name, runs = settings.resume, Path(os.path.abspath(settings.runs_dir))
     if name == "latest":
         found = [run for run in map(RunFolder, runs.glob("*/")) if run.exists and run.program == program.command]
         require(bool(found), f"--resume latest finds no run in {runs}/: start one with {program.typed}")
@@ -204,9 +210,9 @@ def _named_run(settings: Any, program: Program) -> tuple[RunFolder, Path | None,
     return run, kept, checkpoint
 
 
-def _differences(settings: Any, options: TaskOptions, stored: Mapping[str, Any]) -> dict[str, str]:  # noqa: ANN401
+def _differences(settings: Any, options: OptionsByTask, stored: Mapping[str, Any]) -> dict[str, str]:  # noqa: ANN401
     """The settings and options that differ from those of the stored run, by flag, such as `--seed 1 (it has 0)`."""
-    given = _by_flag(with_absolute_paths(settings), {name: with_absolute_paths(own) for name, own in options.items()})
+    given = _by_flag(settings, options)
     kept = _by_flag(*from_dict(stored, type(settings)))  # with the defaults of flags that are newer than the run
     found = {flag: (value, kept.get(flag)) for flag, value in given.items() if value != kept.get(flag)}
     return {flag: f"{flag} {_short(value)} (it has {_short(had)})" for flag, (value, had) in found.items()}
@@ -217,7 +223,7 @@ def _short(value: object) -> str:
     return " ".join(str(value).split())[:200]
 
 
-def _by_flag(settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
+def _by_flag(settings: Any, options: OptionsByTask) -> dict[str, Any]:  # noqa: ANN401 - of any program
     values = to_dict(settings, options)
     tasks = values.pop("tasks")
     values |= {f"{flag_identifier(key)}.{name}": value for key, own in tasks.items() for name, value in own.items()}
@@ -238,7 +244,7 @@ def owned(run: Run, processes: Processes) -> Iterator[Run]:
 
 def claim(run: Run, held: ExitStack) -> Run:
     """The run under the name that the user gave it, which must be free, or the first free of NAME, NAME-2, ..."""
-    given = run.settings.logging.run_name
+    given = run.settings.run_name
     numbered = (f"{run.name}-{number}" for number in itertools.count(2))
     for name in [given] if given else itertools.chain([run.name], numbered):
         folder, checkpoints = run.folder.with_name(name), run.checkpoints.with_name(name)
@@ -315,11 +321,11 @@ def _resumed(run: Run, held: ExitStack) -> Run:
         _require_a_clean_start(run)
         return run
     if run.named is not None and run.named.name != last.name:
-        fork = f"{typed('verify')} --fork {shlex.quote(near(run.folder))}@{step_of(run.named)}"
+        start = f"{run.program.typed} --model-id {shlex.quote(near(run.named))}"
         raise UserError(
             damage(run.named)
             or f"{run.named} is not the last checkpoint of run {run.folder}, which went on to {last.name}: a resume "
-            f"continues from that; to begin a new run at step {step_of(run.named)}: {fork}"
+            f"continues from that; to begin a new run with the weights of step {step_of(run.named)}: {start}"
         )
     for name in run.program.extends:
         asked = getattr(run.settings, name)

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -14,32 +14,32 @@ import torch
 from loguru import logger
 from torch import Tensor, nn
 
-from minrl.config import ModelConfig, TrainerConfig
+from minrl.algorithms import require_lengths
+from minrl.config import ENDS, TrainerConfig
 from minrl.dataflow import CausalModel, TrainState, UserError, require
 from minrl.engines import Engine, make_engine, takes_vllm
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluation import evaluate
-from minrl.models.chat_templates import settle_template
+from minrl.models.chat_templates import set_chat_template
 from minrl.models.distributed import Processes
 from minrl.models.loading import load_model
-from minrl.models.lora import Adapters, adapted_layers, base_of, fold_in, require_peft
+from minrl.models.lora import Adapters, adapted_layers, base_of, merge_adapters, require_peft
 from minrl.models.sharding import fill, shard
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
 from minrl.run.base_model import check_task_words, embedded_model, require_demonstrations
 from minrl.run.checkpoint import last_saved, load_state, restore_optimizer, weights_sha256
-from minrl.run.defaults import what_is_trained
 from minrl.run.folder import resolve_model
 from minrl.run.preflight import leave_out_unusable, require_room
 from minrl.run.records import in_common
 from minrl.run.run import Run, owned
+from minrl.run.sizes import what_is_trained
 from minrl.run.teacher import require_same_tokens, teacher_prompt
 from minrl.run.verify import verify
 from minrl.tasks import Task, load_task
 from minrl.tasks.mixture import mixture
 from minrl.utils.console import Screen, activity
-from minrl.utils.files import require_writable
 from minrl.utils.statistics import Evaluation, together
 from minrl.utils.task_names import task_key
 
@@ -64,25 +64,29 @@ class Parts:
     @cached_property
     def task(self) -> Task:
         """The task that is trained; of several, their mixture."""
-        return mixture(self.tasks, self.config.rollout.weights)
+        return mixture(self.tasks, self.config.task_weights)
 
     @property
     def scored(self) -> list[str]:
         """What has a held-out score: the tasks, and where several are trained all of them together."""
-        name = task_key(self.config.rollout.task)
-        return [*self.tasks, *([name] if self.tasks and name not in self.tasks else [])]
+        name, found = task_key(self.config.task), list(self._evaluated)
+        together = len(self.config.task_weights) > 1 and self.config.task_weights.keys() <= {*found}
+        return [*found, name] if together else found
+
+    @property
+    def _evaluated(self) -> dict[str, Task]:
+        """The tasks that have held-out examples."""
+        return {name: task for name, task in self.tasks.items() if task.dataset.held_out}
 
     def evaluate(self) -> dict[str, Evaluation]:
         """The held-out figures of every task, and of several that are trained together."""
         config, evaluations = self.config, {}
-        with activity("evaluation", len(self.tasks)) as report:
-            for name, task in self.tasks.items():
-                evaluations[name] = evaluate(
-                    self.policy, self.engine, self.workers, task, config.evaluation, config.rollout, config.seed
-                )
+        with activity("evaluation", len(self._evaluated)) as report:
+            for name, task in self._evaluated.items():
+                evaluations[name] = evaluate(self.policy, self.engine, self.workers, task, config, config, config.seed)
                 report(len(evaluations))
-        if len(weights := config.rollout.weights) > 1:
-            evaluations[task_key(config.rollout.task)] = together(evaluations, weights)
+        for name in self.scored[len(evaluations) :]:
+            evaluations[name] = together(evaluations, config.task_weights)
         return evaluations
 
 
@@ -91,33 +95,32 @@ def assemble(run: Run) -> Iterator[Parts]:
     """Everything a run needs, released at the end. Only what is trained is judged."""
     config = run.config
     with ExitStack() as held:
-        processes = held.enter_context(Processes(config.model, partial(in_common, run)).open())
-        screen = held.enter_context(Screen(config.logging.quiet, show=processes.main))
+        processes = held.enter_context(Processes(config, partial(in_common, run)).open())
+        screen = held.enter_context(Screen(config.quiet, show=processes.main))
         run = held.enter_context(owned(run, processes))
         with activity("reading the examples"):
-            tasks = load_tasks(run) if config.rollout.task else {}
+            tasks = load_tasks(run) if config.task else {}
         judged = held.enter_context(judging(config, processes))
-        takes_vllm(config.engine, processes.device.type)  # what is refused is refused before the base model is made
-        for folder in (run.folder, run.checkpoints):
-            require_writable(folder)
+        takes_vllm(config, processes.device.type)  # what is refused is refused before the base model is made
 
-        policy, state = prepare_policy(run, tasks, processes, screen)
+        policy, state = prepare_policy(run, tasks, processes)
         trained = what_is_trained(run.settings, policy.num_weights)
-        for line in filter(None, [str(processes.launch), trained]):
+        for line in filter(None, [str(processes), trained]):
             logger.info(line)
-        optimizer = make_optimizer(policy, config.optimizer)
-        require_room(policy, config, run.checkpoints)
+        optimizer = make_optimizer(policy, config)
+        longest = max([task.max_tokens or config.max_tokens for task in tasks.values()], default=config.max_tokens)
+        require_room(policy, config.with_settings(max_tokens=longest), run.checkpoints)
         if run.checkpoint is not None:
             restore_optimizer(run.checkpoint, policy, optimizer)
 
-        engine = held.enter_context(closing(_engine(run, tasks, policy, screen)))
-        given = config.rollout.reward_workers
+        engine = held.enter_context(closing(_engine(run, tasks, policy)))
+        given = config.reward_workers
         count = processes.split(given) if given else processes.cores
-        workers = held.enter_context(closing(Workers(count, config.rollout.reward_deadline_s)))
+        workers = held.enter_context(closing(Workers(count, config.reward_deadline_s)))
         for name, task in tasks.items():
             check_task_words(policy, name, task)
             tasks[name] = leave_out_unusable(policy, engine, name, task)
-        weights = config.rollout.weights
+        weights = config.task_weights
         policy.teacher_reads = teacher_prompt(policy, config, mixture(tasks, weights)) if tasks else None
         tasks = {name: judged(task) if name in weights else task for name, task in tasks.items()}
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
@@ -133,10 +136,9 @@ def load_tasks(run: Run) -> dict[str, Task]:
         key = task_key(name)
         if key in tasks:
             continue
-        task = load_task(name, run.options, config.data_of(key))
-        tasks[key] = replace(task, max_tokens=config.limit_of(key))
-        trained = key in config.rollout.weights
-        if trained and not config.model.model_id:
+        task = tasks[key] = load_task(name, run.options, config.data_of(key))
+        trained = key in config.task_weights
+        if trained and not config.model_id:
             require_demonstrations(name, task)
         training, held_out = task.dataset.sizes()  # what cannot be read is refused now, not at the first evaluation
         require(
@@ -144,11 +146,27 @@ def load_tasks(run: Run) -> dict[str, Task]:
             f"the data of {name!r} has {held_out} held-out examples and none to train on: "
             "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
         )
+    require_evaluation(tasks, config)
     for task in tasks.values():
         task.notes()  # raises if the task cannot run on this machine
     frozen = any(one.frozen_opponent for one in tasks.values())
-    require(frozen or not config.rollout.opponent, no_frozen_role(task_key(config.rollout.task)))
+    require(frozen or not config.opponent, no_frozen_role(task_key(config.task)))
     return tasks
+
+
+def require_evaluation(tasks: Mapping[str, Task], config: TrainerConfig) -> None:
+    """Refuse a run in which nothing is held out, or that ends by the score of a task of which nothing is."""
+    without = [name for name, task in tasks.items() if not task.dataset.held_out]
+    some, name = f"no example of {' or '.join(without)} is held out", task_key(config.task)
+    require(
+        len(without) < len(tasks), f"{some}: hold out a share, such as 0.2, or evaluate another task (--eval-tasks)"
+    )
+    for task in tasks.values():
+        if task.max_tokens and task.name in config.task_weights:
+            require_lengths(config, task.max_tokens)
+    for end in ENDS:
+        ends = without and getattr(config, end) and {*config.task_weights} & {*without}
+        require(not ends, f"{end} looks at the held-out score of {name}, and {some}: leave it out")
 
 
 def no_frozen_role(name: str) -> str:
@@ -159,22 +177,23 @@ def no_frozen_role(name: str) -> str:
 @contextmanager
 def judging(config: TrainerConfig, processes: Processes) -> Iterator[Callable[[Task], Task]]:
     """A function that adds the judge's part to a task's rewards. All processes share the limit of concurrent calls."""
-    if not config.judge.judge_model:
+    if not config.judge_model:
         yield lambda task: task
         return
     from minrl.rewards.judge import judged, open_judge
 
-    concurrency = processes.split(config.judge.judge_concurrency)
-    with open_judge(replace(config.judge, judge_concurrency=concurrency), ask=processes.main) as judge:
+    concurrency = processes.split(config.judge_concurrency)
+    with open_judge(config.with_settings(judge_concurrency=concurrency), ask=processes.main) as judge:
         yield partial(judged, judge=judge)
 
 
 # Models
 
 
-def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
+def load_policy(path: str, config: TrainerConfig, processes: Processes, own: Path | None = None) -> Policy:
     """The model and tokenizer at a hub name or local path, with float32 weights on this process's device. Adapters at
-    the path are merged into their base model. Refused if its log-probabilities cannot be computed here.
+    the path are merged into their base model. Refused if its log-probabilities cannot be computed here. `own` is
+    the checkpoint of the run that resumes, whose tokenizer has the run's chat template.
     """
     base = base_of(path)
     if base is not None:
@@ -185,11 +204,11 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     except UserError as error:
         raise UserError(f"{path} holds adapters of {base}: {error}" if base else str(error)) from error
     if base is not None:
-        fold_in(model, tokenizer, Path(path), base)
+        merge_adapters(model, Path(path), base)
     elif adapted_layers(model):
         raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
     policy = as_policy(model, tokenizer, config, processes)
-    settle_template(policy, policy.model, config.chat_template, path)
+    set_chat_template(policy, policy.model, "" if path == str(own) else config.chat_template, path)
     with activity("verifying the model"):
         verified = verify(policy.model)
     if not verified.method.packed:
@@ -205,62 +224,60 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     return policy
 
 
-def prepare_policy(
-    run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen
-) -> tuple[Policy, TrainState]:
+def prepare_policy(run: Run, tasks: Mapping[str, Task], processes: Processes) -> tuple[Policy, TrainState]:
     """The policy to train: a checkpoint's, the model that the user named, or the embedded base model.
 
     With adapters it is always the model that the run started from, and the checkpoint's adapters in it.
     """
     config, start = run.config, ""
     state = load_state(run.checkpoint) if run.checkpoint is not None else TrainState()
-    if run.checkpoint is None or config.algorithm.kl_coef or config.lora.lora_rank:
-        start = start_model(run, tasks, processes, screen)
-    if config.model.sharding == "none" or processes.count == 1:
+    if run.checkpoint is None or config.kl_coef or config.lora_rank:
+        start = start_model(run, tasks, processes)
+    if config.sharding == "none" or processes.count == 1:
         return _load(run, start, state, processes), state
     load = partial(_load, run, start, state, processes.in_main_memory())
-    policy = sharded_policy(load, processes, config.model.sharding)
+    policy = sharded_policy(load, processes, config.sharding)
     run.models.update(processes.gather([run.models])[0])  # which the main process alone has noted
     return policy, state
 
 
 def _load(run: Run, start: str, state: TrainState, processes: Processes) -> Policy:
     """The policy in this process, whole, with its adapters, its reference and its teacher."""
-    config, adapted = run.config, run.config.lora.lora_rank > 0
+    config, adapted = run.config, run.config.lora_rank > 0
     require(
-        config.lora.lora_checkpoint == "merged" or not Path(start).is_file(),
+        config.lora_checkpoint == "merged" or not Path(start).is_file(),
         f"--lora-checkpoint adapter: other programs cannot put adapters on {start}, a GGUF file: leave it out for "
         "merged checkpoints",
     )
-    policy = load_policy(str(start if adapted else run.checkpoint or start), config.model, processes)
+    policy = load_policy(str(start if adapted else run.checkpoint or start), config, processes, run.checkpoint)
     policy.version, policy.skipped_steps = state.policy_version, state.skipped_steps
     if adapted or run.checkpoint is None:
         note_model(run, START, start, policy)
     if adapted:
-        policy.adapters = Adapters(policy.model, config.lora, start, config.seed)
+        policy.adapters = Adapters(policy.model, config, start, config.seed)
         if run.checkpoint is not None:
             policy.adapters.load(run.checkpoint)
-    elif config.algorithm.kl_coef:
-        reference = load_policy(start, config.model, processes)
+    elif config.kl_coef:
+        reference = load_policy(start, config, processes)
         note_model(run, START, start, reference)
         policy.reference = reference.model.requires_grad_(False)
-    if config.algorithm.teacher_id:
-        path = known_model(run, TEACHER) or resolve_model(config.algorithm.teacher_id, config.logging.runs_dir)
-        teacher = load_policy(path, config.model, processes)
+    if config.teacher_id:
+        path = known_model(run, TEACHER) or resolve_model(config.teacher_id, config.runs_dir)
+        teacher = load_policy(path, config, processes)
         require_same_tokens(policy, teacher, path)
         note_model(run, TEACHER, path, teacher)
         policy.teacher = teacher.model.requires_grad_(False)
     return policy
 
 
-def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes) -> str:
     """Where the start model is: the one the run began with, the one the user named, or the task's base model."""
-    known, named = known_model(run, START), run.config.model.model_id
+    known, named = known_model(run, START), run.config.model_id
     if known or named:
-        return known or resolve_model(named, run.config.logging.runs_dir)
-    task = run.config.rollout.task
+        return known or resolve_model(named, run.config.runs_dir)
+    task = run.config.task
     require(bool(task), "name the model to train with --model-id, or a --task whose embedded base model it is")
-    return embedded_model(run, tasks, processes, screen)
+    return embedded_model(run, tasks, processes)
 
 
 def known_model(run: Run, role: str) -> str | None:
@@ -283,33 +300,36 @@ def note_model(run: Run, role: str, path: str, policy: Policy) -> None:
     run.models[role] = {"path": os.path.abspath(path) if Path(path).exists() else path, "weights_sha256": digest}
 
 
-def _engine(run: Run, tasks: Mapping[str, Task], policy: Policy, screen: Screen) -> Engine:
+def _engine(run: Run, tasks: Mapping[str, Task], policy: Policy) -> Engine:
     """The engine that samples, with the frozen opponent if a task has one: the model named, or the start model."""
     config, processes = run.config, policy.processes
-    prompts = math.ceil(config.rollout.prompts_per_step / processes.count) if tasks else 0
+    prompts = math.ceil(config.prompts_per_step / processes.count) if tasks else 0
     opponent = None
     if any(task.frozen_opponent for task in tasks.values()):
-        if config.rollout.opponent:
+        if config.opponent:
             role = OPPONENT
-            path = known_model(run, role) or resolve_model(config.rollout.opponent, config.logging.runs_dir)
+            path = known_model(run, role) or resolve_model(config.opponent, config.runs_dir)
         else:
-            role, path = START, start_model(run, tasks, processes, screen)
-        opponent = load_policy(path, config.model, processes)
+            role, path = START, start_model(run, tasks, processes)
+        opponent = load_policy(path, config.with_settings(chat_template=""), processes)
         note_model(run, role, path, opponent)
-    engine = make_engine(config.engine, policy, prompts * config.rollout.group_size, partial(how_to_go_on, run))
+    engine = make_engine(config, policy, prompts * config.group_size, partial(how_to_go_on, run))
     if opponent is None:
         return engine
-    try:
-        return EngineWithOpponent(engine, opponent, policy, config.engine.engine_cache_gib)
-    except BaseException:  # an opponent with another vocabulary
-        engine.close()
-        raise
+    return EngineWithOpponent(
+        engine,
+        opponent,
+        policy,
+        config.engine_cache_gib,
+        temperature=config.opponent_temperature,
+        max_tokens=config.opponent_max_tokens,
+    )
 
 
 def how_to_go_on(run: Run) -> str:
     """The last checkpoint and the command that resumes from it."""
     last = last_saved(run.checkpoints)
-    return f"last checkpoint {last or 'none yet, it starts again from step 1'}; go on with: {run.resume_command}"
+    return f"last checkpoint {last}; go on with: {run.resume_command}" if last else "no checkpoint was saved yet"
 
 
 # A policy in all processes, sharded, of which only the main process had a whole copy, in its own memory

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
-from minrl.config import EvaluationConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import TrainState
 from minrl.models.distributed import Processes
 from minrl.utils.signals import Stopped, answered, ignore_stop_signals, tell
@@ -72,17 +72,17 @@ def fall(scores: Sequence[Score]) -> str:
     return f"held-out pass@1 has fallen to {scores[-1]} from {best}, the best, {best.after}"
 
 
-def ended_by(scores: Sequence[Score], config: EvaluationConfig) -> str:
+def ended_by(scores: Sequence[Score], config: TrainerConfig) -> str:
     """The setting, of `minrl.config.ENDS`, by which the run has ended; empty while it goes on."""
     return _end(scores, config)[0]
 
 
-def why_ended(scores: Sequence[Score], config: EvaluationConfig) -> str:
+def why_ended(scores: Sequence[Score], config: TrainerConfig) -> str:
     """Why the run has ended, in a sentence; empty while it goes on."""
     return _end(scores, config)[1]
 
 
-def _end(scores: Sequence[Score], config: EvaluationConfig) -> tuple[str, str]:
+def _end(scores: Sequence[Score], config: TrainerConfig) -> tuple[str, str]:
     best = best_of(scores)
     if best is None:
         return "", ""

@@ -80,10 +80,10 @@ def teacher_prompt(policy: Policy, config: TrainerConfig, task: Task) -> Teacher
 
     The prompts of an episode of the task's own are known only when it is played.
     """
-    text = config.algorithm.teacher_prompt
+    text = config.teacher_prompt
     if not text:
         return None
-    examples, name = task.dataset.train, task_key(config.rollout.task)
+    examples, name = task.dataset.train, task_key(config.task)
     reads = TeacherPrompt(policy, text, {example.id: example for example in examples})
     without = [one.id for one in examples if ANSWER in text and _answer(one) in ("", "{}", "null")]
     require(
@@ -95,7 +95,7 @@ def teacher_prompt(policy: Policy, config: TrainerConfig, task: Task) -> Teacher
         return reads
     prompts = [reads.shown(example.prompt, example) for example in examples]
     check_words(policy, "what the teacher reads (--teacher-prompt)", prompts_read(policy, prompts[:PROMPTS_READ]))
-    limit, longest = policy.context_length, config.limit_of(name)
+    limit, longest = policy.context_length, task.max_tokens or config.max_tokens
     long = sum(not policy.fits(prompt, limit - longest + 1) for prompt in prompts)
     require(
         not long,

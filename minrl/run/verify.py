@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from minrl.batch import pack
 from minrl.dataflow import CausalModel, Rollout, UserError
 from minrl.engines.decoders import has_own_decoder, make_decoder
-from minrl.engines.torch_engine import footprint
 from minrl.models.logprobs import output_head
 from minrl.models.scoring import Decoding, Method, method_of, sampled_rollout, score, set_method
-from minrl.models.shape import context_length
-from minrl.models.text import decoder_of, layers_of
+from minrl.models.shape import cached_numbers, context_length
+from minrl.models.structure import decoder_of, layers_of
 from minrl.utils.text import first_line
 
 T = TypeVar("T")
@@ -38,7 +37,7 @@ class Verified:
 def verify(model: CausalModel) -> Verified:
     """Give the model the fastest method that computes it right. Raises `UserError` if there is none."""
     try:
-        footprint(model, itemsize=4)
+        cached_numbers(model.config)
     except Exception as error:  # of sizes that the config lacks
         raise refused(model, f"its config does not tell its shape ({first_line(error)})") from error
     with narrowed(model):
@@ -93,7 +92,7 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: "Computed") ->
 def _choose_decoding(model: CausalModel, probe: "Probe", expected: "Computed") -> tuple[Decoding, str]:
     """The decoder that is right, and why a faster one is not."""
     why = ""
-    decodings: tuple[Decoding, ...] = ("own", "cached", "aligned", "recomputed")
+    decodings: tuple[Decoding, ...] = ("own", "cached", "recomputed")
     for decoding in decodings[not has_own_decoder(model) :]:
         gap = attempted(partial(probe.decoding_gap, decoding, expected))
         if not gap:
@@ -212,11 +211,8 @@ class Probe:
         """How it differs token by token, by the embedded engine's decoder; finished rows leave the batch."""
         set_method(self.model, replace(method_of(self.model), decoding=decoding))
         logprobs: list[list[Tensor]] = [[] for _ in self.rollouts]
-        lengths = {rollout.prompt_length for rollout in self.rollouts}
-        for together in [{length} for length in lengths] if decoding == "aligned" else [lengths]:
-            rows = [row for row, rollout in enumerate(self.rollouts) if rollout.prompt_length in together]
-            for row, logprob in self._decoded(rows):
-                logprobs[row].append(logprob)
+        for row, logprob in self._decoded(list(range(len(self.rollouts)))):
+            logprobs[row].append(logprob)
         return Computed(torch.stack([logprob for own in logprobs for logprob in own]), {}).gap(
             replace(expected, gradients={})
         )

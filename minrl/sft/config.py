@@ -1,94 +1,77 @@
 """The settings of supervised fine-tuning, expert iteration and the filter, with units and checks."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Annotated, Any, Literal
+# mypy: disable-error-code="assignment"
+# A setting BY_SIZE is None until the run starts.
 
-from minrl.config import (
-    PATH,
-    BaseModelConfig,
-    EngineConfig,
-    EvaluationConfig,
-    LoggingConfig,
-    LoraConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RolloutConfig,
-    TrainerConfig,
-)
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from minrl.config import CountBySize, TrainerConfig
 from minrl.dataflow import require
-from minrl.utils.files import same_file
-from minrl.utils.settings import Bound, Count, Grouped, Natural, Positive, Settings, ShareBelowOne
+from minrl.utils.settings import Count, LocalPath, Natural, Positive, Settings, ShareBelowOne, between, settings_of
 from minrl.utils.task_names import task_key, weights_of
 
 LONGEST_FILE = 80
 """Most bytes of a file's name in the name of a run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False)
 class RewardConfig(Settings):
     """The task and how its rewards are computed."""
 
     task: str = "countdown"
     """A task's name, or path/to/file.py:name. Empty: none, if the command works without one."""
-    data_path: str = field(default="", metadata=PATH)
+    data_path: LocalPath = ""
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     reward_deadline_s: Positive = 30.0
     """Time limit of one reward in a worker, in seconds. After two timeouts the reward is the task's lowest."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(len(weights_of(self.task)) < 2, f"train.py alone takes several tasks in one run, got {self.task}")
+    def check(self) -> None:
+        """Refuse several tasks."""
+        require_one_task(self.task)
+
+
+def require_one_task(task: str) -> None:
+    """Refuse several tasks."""
+    require(len(weights_of(task)) < 2, f"train.py alone takes several tasks in one run, got {task}")
 
 
 Epochs = Positive
 
+JUDGE = between(TrainerConfig, "judge_model", "judge_key_variable")
+ALGORITHM = between(TrainerConfig, "algorithm", "max_temperature")
+ROLLOUT = frozenset(["prompts_per_step", "group_size", "temperature", "max_unscorable_frac", "opponent"])
+ELSEWHERE = frozenset(["preflight", "preflight_only"])
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class FineTuningConfig(Grouped):
+
+@dataclass(init=False)
+class FineTuningConfig(TrainerConfig):
     """What fine-tuning shares with `TrainerConfig`. A setting of the same name means the same."""
 
-    model: ModelConfig = ModelConfig()
-    base: BaseModelConfig = BaseModelConfig()
-    reward: RewardConfig = RewardConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    lora: LoraConfig = LoraConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    logging: LoggingConfig = LoggingConfig()
-    engine: EngineConfig = EngineConfig()
+    not_taken: ClassVar[frozenset[str]] = ALGORITHM | ROLLOUT | ELSEWHERE | JUDGE
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.trainer  # its own checks
+    def check(self) -> None:
+        """Refuse several tasks, and what `TrainerConfig` refuses."""
+        require_one_task(self.task)
+        _ = self.trainer
 
     @property
     def translated(self) -> dict[str, Any]:
-        """The settings that `TrainerConfig` and its `RolloutConfig` call by other names, by those names."""
+        """The settings that `TrainerConfig` calls by other names, by those names."""
         raise NotImplementedError
 
     @property
     def trainer(self) -> TrainerConfig:
         """The config from which the run is assembled."""
-        values = {**vars(self), **vars(self.reward), **self.translated}
-        values["rollout"] = RolloutConfig(**_settings_of(RolloutConfig, values))
-        return TrainerConfig(**_settings_of(TrainerConfig, values))
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        """The tasks that are sampled and evaluated."""
-        return self.trainer.task_names
+        shared = settings_of(TrainerConfig).keys() & settings_of(type(self)).keys()
+        return TrainerConfig(**{**{name: getattr(self, name) for name in shared}, **self.translated})
 
 
-def _settings_of(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of those settings that the class has."""
-    return {one.name: values[one.name] for one in fields(cls) if one.name in values}  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, kw_only=True, init=False)
+@dataclass(init=False)
 class SftConfig(FineTuningConfig):
     """Fine-tune a language model on rows of prompt and response.
 
@@ -99,9 +82,19 @@ class SftConfig(FineTuningConfig):
     python -m minrl sft --resume latest
     """
 
-    often = ("data", "model_id", "task", "epochs", "learning_rate", "batch_size", "max_examples", "seed", "resume")
+    often: ClassVar[tuple[str, ...]] = (
+        "data",
+        "model_id",
+        "task",
+        "epochs",
+        "learning_rate",
+        "batch_size",
+        "max_examples",
+        "seed",
+        "resume",
+    )
 
-    data: str = field(default="", metadata=PATH)
+    data: LocalPath = ""
     """File of rows (JSONL, a JSON list, CSV) with a prompt (text or chat messages) and a response (text)."""
     prompt_column: str = "prompt"
     """Column of the prompt. Rows with `messages` that end with the assistant's need neither column."""
@@ -116,24 +109,19 @@ class SftConfig(FineTuningConfig):
     """Rows of more tokens, prompt and response together, are left out and counted. 0: the model's context length."""
     held_out_share: ShareBelowOne = 0.05
     """Share of the file's prompts that are held out to measure their loss. 0: none."""
-    eval_data: str = field(default="", metadata=PATH)
+    eval_data: LocalPath = ""
     """File of rows whose loss is measured, instead of a share of --data."""
     steps: Natural = 0
     """Optimizer steps. 0: as many as the epochs take."""
     epochs: Epochs = 3.0
     """Passes over the rows if `steps` is 0; the last batch may be smaller."""
-    batch_size: Count = 32
-    """Rows of each optimizer step, over all processes. Default with --model-id: by its size."""
-    max_tokens: int = 192
-    """Longest completion in the evaluation of the task, in tokens. Default with --model-id: by its size."""
-    stop_strings: tuple[str, ...] = ()
-    """Texts that end a completion in the evaluation, in addition to the model's own end tokens."""
-    seed: int = 0
-    """Seed of the choice of rows, of their order and of every sampled completion."""
+    batch_size: CountBySize = None
+    """Rows of each optimizer step, over all processes. None: by the model's size."""
+    task: str = ""
+    """A task that is evaluated: a name, or path/to/file.py:name. Empty: none."""
     resume: str = ""
     """Continue a run: `latest`, a run's folder or a checkpoint. Only --steps, --epochs, --stop-at and --patience may
     change. `auto`: continue the run of --run-name, or begin it."""
-    reward: RewardConfig = RewardConfig(task="")
 
     @property
     def what(self) -> str:
@@ -144,63 +132,56 @@ class SftConfig(FineTuningConfig):
     @property
     def translated(self) -> dict[str, Any]:
         """Without a task nothing is sampled, and no other engine is started."""
-        engine = self.engine if self.reward.task else EngineConfig(engine="torch")
-        return {"steps": max(1, self.steps), "prompts_per_step": self.batch_size, "engine": engine}
+        engine = self.engine if self.task else "torch"
+        return {"steps": max(1, self.steps), "prompts_per_step": self.batch_size, "group_size": 8, "engine": engine}
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@dataclass(init=False)
 class ExpertIterationConfig(FineTuningConfig):
     """Repeat: sample, keep the correct completions, fine-tune on them.
 
     python -m minrl expert-iteration --task countdown --rounds 5
     python -m minrl expert-iteration --task gsm8k --model-id Qwen/Qwen3-0.6B
     python -m minrl expert-iteration --task hanoi --samples-per-example 16 --max-per-example 2
-    python -m minrl expert-iteration --task countdown --restart-each-round --epochs-per-round 2
     python -m minrl expert-iteration --resume latest
     """
 
-    often = (
+    often: ClassVar[tuple[str, ...]] = (
         *("task", "model_id", "rounds", "examples_per_round", "samples_per_example"),
         *("learning_rate", "seed", "resume"),
     )
 
     rounds: Count = 5
     """Rounds of sampling, filtering and fine-tuning."""
-    examples_per_round: Count = 480
-    """Training examples of each round, over all processes (all if the task has fewer). Default with --model-id: by
-    its size."""
+    examples_per_round: CountBySize = None
+    """Training examples of each round, over all processes (all if the task has fewer). None: by the model's size."""
     sample_batch_size: Count = 48
     """Examples sampled at a time, over all processes. Only memory and speed depend on it."""
-    samples_per_example: Count = 8
-    """Completions sampled for each example. Default with --model-id: by its size."""
-    max_per_example: Annotated[int, Bound(least=1, zero="all")] = 4
+    samples_per_example: CountBySize = None
+    """Completions sampled for each example. None: by the model's size."""
+    max_per_example: Natural = 4
     """Largest number of different correct completions of an example in a round. 0: all."""
-    restart_each_round: bool = False
-    """Fine-tune the model that the run started from in every round, not the policy of the round before."""
     epochs_per_round: Epochs = 1.0
     """Passes over the kept completions of a round; the last batch may be smaller."""
-    batch_size: Count = 32
-    """Completions of each optimizer step, over all processes. Default with --model-id: by its size."""
-    max_tokens: int = 192
-    """Longest completion of one turn, in tokens. Default with --model-id: by its size."""
-    temperature: float = 1.0
-    """Sampling temperature. The loss is that of temperature 1."""
-    stop_strings: tuple[str, ...] = ()
-    """Texts that end a completion, in addition to the model's own end tokens."""
-    max_unscorable_frac: float = 0.5
-    """The run stops when more than this share of a round's completions could not be rewarded."""
-    seed: int = 0
-    """Seed of the order of examples and completions and of every sampled completion."""
+    batch_size: CountBySize = None
+    """Completions of each optimizer step, over all processes. None: by the model's size."""
     resume: str = ""
     """Continue a run: `latest`, a run's folder or a checkpoint. Only --rounds, --stop-at and --patience may change.
     `auto`: continue the run of --run-name, or begin it."""
-    evaluation: EvaluationConfig = EvaluationConfig(eval_every=1)
-    logging: LoggingConfig = LoggingConfig(save_every=1, rollouts_every=1)
+    eval_every: Natural = 1
+    """Evaluate every this many rounds, in addition to before and after. 0: only before and after."""
+    save_every: Natural = 1
+    """Save a checkpoint every this many rounds and at the end. 0: only at the end."""
+    rollouts_every: Natural = 1
+    """Write rollouts to the run's folder every this many rounds. 0: never."""
+    not_taken: ClassVar[frozenset[str]] = FineTuningConfig.not_taken - {"temperature", "max_unscorable_frac"} | {
+        "steps"
+    }
 
     @property
     def what(self) -> str:
         """What a run's name begins with: the task, such as `countdown-expert-iteration`."""
-        return f"{task_key(self.reward.task).replace('/', '-')}-expert-iteration"
+        return f"{task_key(self.task).replace('/', '-')}-expert-iteration"
 
     @property
     def translated(self) -> dict[str, Any]:
@@ -212,25 +193,27 @@ class ExpertIterationConfig(FineTuningConfig):
         }
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class FilterConfig(Grouped):
+@dataclass(init=False)
+class FilterConfig(RewardConfig):
     """Keep the rows of a file whose response is correct by a task's reward.
 
     python -m minrl filter --task countdown --data samples.jsonl --output correct.jsonl
     python -m minrl filter --task gsm8k --data samples.jsonl --output good.jsonl --min-reward 0.5
     """
 
-    data: str
+    data: LocalPath = ""
     """JSONL file of rows with `response` (or `completion`) and the fields that the task's reward reads."""
-    output: str
+    output: LocalPath = ""
     """Where the correct rows go, as they are and in order."""
     min_reward: float | None = None
     """Keep rows with at least this reward. None: those whose reward is at its maximum."""
-    reward: RewardConfig = RewardConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Refuse to write over the data."""
+        super().check()
+        for name in ("data", "output"):
+            require(bool(getattr(self, name)), f"{name} has no default: give --{name}")
         require(
-            not same_file(Path(self.data), Path(self.output)),
+            Path(self.data).resolve() != Path(self.output).resolve(),
             f"output must be another file than data, got {self.output}",
         )

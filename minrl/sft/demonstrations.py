@@ -22,9 +22,11 @@ from minrl.run.base_model import check_words, shown_text
 from minrl.sft.config import SftConfig
 from minrl.tasks import Task
 from minrl.tasks.checked import is_prompt
-from minrl.tasks.custom import TEMPLATE_COLUMNS
 from minrl.tasks.data import read_rows
 from minrl.tasks.task import is_held_out
+
+TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs", "images")
+"""Columns that change a conversation in other trainers, and that no chat template is given here."""
 
 Ids = tuple[int, ...]
 
@@ -201,7 +203,7 @@ def as_chat(config: SftConfig, policy: Policy, task: Task | None) -> bool:
     if config.prompt_format != "auto":
         return config.prompt_format == "chat"
     if task is not None:
-        return not isinstance(task.dataset.held_out[0].prompt, str)
+        return not isinstance((task.dataset.held_out or task.dataset.train)[0].prompt, str)
     return bool(policy.tokenizer.chat_template)
 
 
@@ -236,8 +238,8 @@ def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:
 
 def end_token(policy: Policy, chat: bool) -> int:
     """The token that ends a completion: in a chat the one with which the template ends the assistant's turn."""
-    if chat and policy.frame.end is not None:
-        return policy.frame.end
+    if chat and policy.closing.end is not None:
+        return policy.closing.end
     if policy.tokenizer.eos_token_id is None:
         raise UserError("the tokenizer names no end token, so that no response could end: give it an eos_token")
     return policy.tokenizer.eos_token_id

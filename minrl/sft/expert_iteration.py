@@ -5,8 +5,8 @@
 
 Expert iteration (arXiv:1705.08439) with the policy's own correct completions as the expert's, as in STaR
 (arXiv:2203.14465) and ReST-EM (arXiv:2312.06585). Departures: there is no tree search and, unlike STaR, no hint after
-a failure; a round continues from the previous round's policy, where those two restart from the start model
-(--restart-each-round does); a round sees a share of the training examples, not all of them.
+a failure; a round continues from the previous round's policy, where those two restart from the start model; a
+round sees a share of the training examples, not all of them.
 
 A round is a step of the run. Its samples are a function of the seed, the round and the weights, and its AdamW is new:
 a killed run repeats its round and reaches the same weights.
@@ -14,20 +14,16 @@ a killed run repeats its round and reaches the same weights.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from loguru import logger as log
 
 from minrl.dataflow import Example, Rollout, TrainState
-from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
-from minrl.run.defaults import with_defaults
 from minrl.run.run import Program, open_run
-from minrl.run.setup import Parts, assemble, prepare_policy
+from minrl.run.setup import Parts, assemble
 from minrl.sampling import draw_examples, every, require_rewards, training_plan
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
@@ -56,7 +52,7 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
         require_rewards(sampled, settings.max_unscorable_frac, step)
         rollouts = sampled.rollouts
         kept = keep_correct(rollouts, settings)
-        if session.main and parts.task.episode is None and every(config.logging.rollouts_every, step):
+        if session.main and parts.task.episode is None and every(config.rollouts_every, step):
             path = parts.run.folder / "samples" / f"round_{step:03d}.jsonl"
             write_samples(path, examples, rollouts, kept)
         session.add(
@@ -71,7 +67,7 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
             session.add(fine_tune_round(parts, settings, kept))
         engine.wake()
         engine.sync(parts.policy)
-        if every(config.evaluation.eval_every, step) or step == config.steps:
+        if every(config.eval_every, step) or step == config.steps:
             session.evaluate()
         session.step(sampled)
         session.save_if_due()
@@ -120,13 +116,11 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
     if not kept:
         log.warning(f"round {parts.state.step} has no correct completion: nothing is trained on")
         return {"sft/optimizer_steps": 0.0}
-    if settings.restart_each_round:
-        restart(parts)
-    optimizer = parts.optimizer = make_optimizer(parts.policy, parts.config.optimizer)
+    optimizer = parts.optimizer = make_optimizer(parts.policy, parts.config)
     batch_size = min(settings.batch_size, len(kept))
     total = rows_in_all(settings.epochs_per_round, len(kept))
     steps = math.ceil(total / batch_size)
-    seed, config = completion_seed(settings.seed, "fine-tune", parts.state.step), parts.config.optimizer
+    seed, config = completion_seed(settings.seed, "fine-tune", parts.state.step), parts.config
     inner, losses, entropies, skipped = TrainState(), [], [], 0.0
     with activity("fine-tuning", steps) as report:
         for inner.step in range(1, steps + 1):
@@ -144,16 +138,6 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
         "sft/optimizer_steps": steps - skipped,
         "policy/skipped_steps": skipped,
     }
-
-
-def restart(parts: Parts) -> None:
-    """Give the policy the start model's weights."""
-    begun = replace(parts.run, checkpoint=None)
-    start, _ = prepare_policy(begun, parts.tasks, parts.policy.processes, parts.screen)
-    begun_with = state_of(start.model)
-    with torch.no_grad():
-        for name, tensor in state_of(parts.policy.model).items():
-            tensor.copy_(begun_with[name])
 
 
 def write_samples(
@@ -180,14 +164,13 @@ def write_samples(
 
 def main(command: Command[ExpertIterationConfig]) -> int:
     """Measure the policy, and let it learn from itself."""
-    command = with_defaults(command)
     run = open_run(command.config, command.options, command.given, EXPERT_ITERATION)
-    require_logger(run.config.logging)
+    require_logger(run.config)
     with assemble(run) as parts:
         settings: ExpertIterationConfig = parts.run.settings
         asked, available = settings.examples_per_round, len({example.id for example in parts.task.dataset.train})
         if asked > available:  # a round samples no example twice
-            task = settings.reward.task
+            task = settings.task
             log.info(
                 f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}"
             )

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from minrl.dataflow import TrainState, UserError, require
 from minrl.rollout import rollout
-from minrl.run.defaults import with_defaults
 from minrl.run.folder import RunFolder
 from minrl.run.run import Program, Run, open_run
 from minrl.run.setup import assemble
@@ -46,10 +45,10 @@ def fine_tune(session: Session, rows: Rows) -> None:
             size = min(size, total - state.examples_drawn)  # the last batch may be short
         with timed("update"):
             drawn = draw_examples(rows.train, size, settings.seed, state)
-            session.add(sft_step(parts.policy, parts.optimizer, drawn, config.optimizer, state, config.steps))
+            session.add(sft_step(parts.policy, parts.optimizer, drawn, config, state, config.steps))
             session.add({"sft/epoch": state.examples_drawn / len(rows.train)})
-        tracked = bool(parts.tasks) and every(config.logging.rollouts_every, step)
-        evaluated = every(config.evaluation.eval_every, step) or step == config.steps
+        tracked = bool(parts.tasks) and every(config.rollouts_every, step)
+        evaluated = every(config.eval_every, step) or step == config.steps
         if tracked or evaluated:
             engine.wake()
             engine.sync(parts.policy)
@@ -75,14 +74,13 @@ def main(command: Command[SftConfig]) -> int:
     """Measure the policy, train it on the rows, and measure it again."""
     named = bool(command.config.data or command.config.resume)
     require(named, "name the rows to train on with --data (JSONL with a prompt and a response)")
-    command = with_defaults(command)
     run = open_run(command.config, command.options, command.given, SFT)
-    require_logger(run.config.logging)
+    require_logger(run.config)
     refuse_bad_rows(run.settings)
     with assemble(run) as parts:
         settings: SftConfig = parts.run.settings
         refuse_other_rows(parts.run, settings)
-        rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
+        rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.task)))
         batch_size = min(settings.batch_size, len(rows.train))
         steps = settings.steps or steps_of(settings, parts.state, len(rows.train), batch_size)
         require(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minrl.batch import pack
-from minrl.config import OptimizerConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import Rollout, TrainState
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
@@ -36,7 +36,7 @@ def sft_step(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     drawn: Sequence[Rollout],
-    config: OptimizerConfig,
+    config: TrainerConfig,
     state: TrainState,
     steps: int,
 ) -> dict[str, float]:
@@ -86,7 +86,7 @@ def mean_loss_and_entropy(
 def measure(session: Session, held_out: Sequence[Rollout]) -> dict[str, Evaluation]:
     """The loss of held-out rows; pass@1 of the task's held-out examples, and the policy's entropy on them."""
     policy, config = session.parts.policy, session.parts.config
-    budget, temperature = config.optimizer.micro_batch_tokens, config.evaluation.eval_temperature
+    budget, temperature = config.micro_batch_tokens, config.eval_temperature
     if held_out:
         loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
         session.add({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})

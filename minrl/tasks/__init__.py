@@ -1,140 +1,101 @@
-"""The tasks. A new one is one file with a `TASK`, and one line here."""
+"""The tasks. A new one is one file, and one line here."""
 
 import difflib
-import importlib
-import keyword
-import pickle
-from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Any
 
 from minrl.dataflow import UserError, require
-from minrl.tasks.custom import (
-    NoOptions,
-    definition_in_file,
-    definition_installed,
-    installed_tasks,
-    say_runs_here,
-    tasks_in,
-    with_absolute_path,
-)
-from minrl.tasks.task import Dataset, Task, TaskDefinition, ToolDefinition
+from minrl.tasks.custom import definition_in_file, definition_installed, installed_tasks
+from minrl.tasks.custom import tasks_in as tasks_in
+from minrl.tasks.custom import with_absolute_path as with_absolute_path
+from minrl.tasks.definition import TaskDefinition as TaskDefinition
+from minrl.tasks.definition import definition_of, imported
+from minrl.tasks.task import Dataset as Dataset
+from minrl.tasks.task import Task as Task
+from minrl.tasks.task import TaskOptions as TaskOptions
+from minrl.tasks.task import ToolDefinition as ToolDefinition
 from minrl.utils.task_names import option_keys, split_tool, task_key
 
-T = TypeVar("T")
+TASK_DEFINITIONS: dict[str, TaskDefinition | Task | Mapping[str, Any]] = {
+    # name: dataset, reward (none of a game), options, more fields, words of every base model
+    "code": TaskDefinition("minrl.tasks.code:dataset", ":reward", ":CodeOptions", ":more"),
+    "code_execution": TaskDefinition("minrl.tasks.code_execution:dataset", ":reward", ":CodeExecutionOptions", ":more"),
+    "code_game": TaskDefinition("minrl.tasks.code_game:dataset", None, ":CodeGameOptions", ":more"),
+    "countdown": TaskDefinition("minrl.tasks.countdown:dataset", ":reward", ":CountdownOptions", ":more", ":words"),
+    "countdown_3to4": TaskDefinition(
+        "minrl.tasks.countdown_3to4:dataset", ":rewarding", ":Countdown3to4Options", ":more"
+    ),
+    "extraction": TaskDefinition("minrl.tasks.extraction:dataset", ":reward", ":ExtractionOptions", ":more"),
+    "hanoi": TaskDefinition("minrl.tasks.hanoi:dataset", ":reward", ":HanoiOptions", ":more", ":words"),
+    "rust": TaskDefinition("minrl.tasks.rust:dataset", ":RustReward", ":RustOptions", ":more"),
+    "sentences": TaskDefinition("minrl.tasks.sentences:dataset", ":reward", ":SentencesOptions", ":more"),
+    "tictactoe": TaskDefinition("minrl.tasks.tictactoe:dataset", None, ":TictactoeOptions", ":more"),
+    "connections": TaskDefinition("minrl.tasks.connections:dataset", ":reward", ":ConnectionsOptions", ":more"),
+    "gsm8k": TaskDefinition("minrl.tasks.gsm8k:dataset", ":reward", ":GSM8KOptions", ":more"),
+    "math": TaskDefinition("minrl.tasks.math:dataset", ":reward", ":MathOptions", ":more"),
+}
+"""The tasks by name: dataset, reward, options, and what else a task has. A row may be a `Task`, or a dict with
+`dataset` and `reward`. One of your own: TASK_DEFINITIONS["mine"] = TaskDefinition(dataset=..., reward=...)."""
 
+BUILT_IN = dict(TASK_DEFINITIONS)
+"""The rows above, whatever becomes of them in TASK_DEFINITIONS."""
 
-class Registry(UserDict[str, T]):
-    """A mapping whose rows name modules. The module is imported, and its attribute taken, when the row is read."""
-
-    def __init__(self, attribute: str, modules: Mapping[str, str]) -> None:
-        super().__init__(cast(Mapping[str, T], modules))
-        self.attribute = attribute
-
-    def __getitem__(self, name: str) -> T:
-        """The value of the row: what its module holds, or what was assigned."""
-        row = super().__getitem__(name)
-        return getattr(importlib.import_module(row), self.attribute) if isinstance(row, str) else row
-
-
-TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
-    "TASK",
-    {
-        "code": "minrl.tasks.code",
-        "code_game": "minrl.tasks.code_game",
-        "code_tool": "minrl.tasks.code_tool",
-        "countdown": "minrl.tasks.countdown",
-        "countdown_3to4": "minrl.tasks.countdown_3to4",
-        "extraction": "minrl.tasks.extraction",
-        "hanoi": "minrl.tasks.hanoi",
-        "rust": "minrl.tasks.rust",
-        "sentences": "minrl.tasks.sentences",
-        "tictactoe": "minrl.tasks.tictactoe",
-        "connections": "minrl.tasks.connections",
-        "gsm8k": "minrl.tasks.gsm8k",
-        "math": "minrl.tasks.math",
-    },
-)
-
-TASK_FAMILIES: Registry[Callable[[str], TaskDefinition]] = Registry(
-    "define", {"reasoning_gym": "minrl.tasks.reasoning_gym"}
-)
+TASK_FAMILIES = {"reasoning_gym": "minrl.tasks.reasoning_gym:define"}
 """Tasks by `family/member`: what defines each member of a family from its name."""
 
-TOOLS: Registry[ToolDefinition] = Registry("TOOL", {"python": "minrl.tasks.python_tool"})
+TOOLS = {"python": "minrl.tasks.python_tool:TOOL"}
 """Tools with which any task can be played, as `countdown+python`."""
 
-OFFER_WORDS = ("countdown", "hanoi")
-"""The tasks whose definitions have `words`, in the order of the words in every base model's tokenizer."""
 
-
-def offered_words(options: Mapping[str, object]) -> list[str]:
-    """The words that every base model knows, by the tasks' options (their defaults where there are none)."""
+def base_vocabulary(options: Mapping[str, object]) -> list[str]:
+    """The words that every base model knows, by the built-in tasks' options (their defaults where there are none)."""
     words: list[str] = []
-    for name in OFFER_WORDS:
-        definition = TASK_DEFINITIONS[name]
-        assert definition.words is not None, name
-        words += definition.words(options.get(name) or definition.options())
+    for name, row in BUILT_IN.items():
+        if isinstance(row, TaskDefinition) and row.words:
+            own = options.get(name)
+            words += row.offered_words(own if isinstance(own, row.options_class) else row.options_class())
     return words
 
 
 def load_task(name: str, options: Mapping[str, object] | None = None, data_path: str = "") -> Task:
-    """The task of that name, made from what `options` holds for it (its defaults where that is nothing)."""
+    """The task of that name, made from what `options` holds for it (its defaults where that is nothing). `data_path` is
+    the run's local file, for a task whose options name none.
+    """
     chosen = dict(options or {})
     (bare, tool), (own, *_) = split_tool(name), option_keys(name)
     definition = find_definition(bare)
     tool = tool or definition.tool
-    task = definition.make(chosen.get(own) or definition.options(), data_path)
-    require(isinstance(task, Task), f"`make` of {name} must return a Task, got {type(task).__name__}")
-    task = replace(task, name=own)
+    own_options: Any = chosen.get(own) or definition.options_class()
+    if data_path and not getattr(own_options, "data_path", ""):
+        known = hasattr(own_options, "data_path")
+        require(known, f"{name} takes no data_path: derive {type(own_options).__name__} from minrl.tasks.TaskOptions")
+        own_options = replace(own_options, data_path=data_path)
+    task = definition.make(own_options)
+    task = replace(task, name=own, max_tokens=getattr(own_options, "max_tokens", 0) or task.max_tokens)
     if tool:
         task = find_tool(tool).wrap(task, chosen.get(tool) or find_tool(tool).options())
     return replace(task, name=task_key(name))
 
 
-def register(task: Task) -> str:
-    """Make a task known by its name, which is returned. A reward that no worker process can import, such as one of a
-    notebook's cell, runs in this process, without a deadline.
+def register(name: str, task: Task | TaskDefinition) -> str:
+    """Make a task of the program that runs known by this name, which is returned. The later of two takes it, as where a
+    notebook's cell is run again.
     """
-    name, given = task.name or "task", task
-    if task.reward is not None and not task.cheap and not _importable(task.reward):
-        say_runs_here(name)
-        task = replace(task, cheap=True)
-
-    def make(options: NoOptions, data_path: str) -> Task:
-        require(not data_path, f"a Task has its own examples and takes no data_path, got {data_path!r}")
-        return task
-
-    return free_name(name, given, TaskDefinition(NoOptions, make))
+    require(name.isidentifier() and name not in BUILT_IN, f"{name!r} is a built-in task's name or none: choose another")
+    TASK_DEFINITIONS[name] = task
+    return name
 
 
-OWNERS: dict[str, object] = {}
-"""The tasks of the program that runs, by the names that they got here."""
-
-
-def free_name(name: str, task: object, definition: TaskDefinition) -> str:
-    """The name under which a program's own task is known from now on: its own, with a number if another one has it."""
-    built_in = isinstance(TASK_DEFINITIONS.data.get(name), str)
-    require(name.isidentifier() and not built_in, f"{name!r} is a built-in task's name or none: choose another")
-    names = (name, *(f"{name}_{number}" for number in range(2, len(TASK_DEFINITIONS) + 2)))
-    known = TASK_DEFINITIONS.data
-    free = next(one for one in names if one not in known or known[one] is task or OWNERS.get(one) is task)
-    TASK_DEFINITIONS[free], OWNERS[free] = definition, task
-    return free
-
-
-def _importable(function: Callable[..., object]) -> bool:
-    try:
-        return b"__main__" not in pickle.dumps(function)
-    except Exception:  # pickling a task's objects may raise anything
-        return False
+def is_of_the_program(name: str) -> bool:
+    """Whether only the program that runs knows the task: it put it into TASK_DEFINITIONS."""
+    return TASK_DEFINITIONS.get(name) is not BUILT_IN.get(name)
 
 
 def find_tool(name: str) -> ToolDefinition:
     """A tool by its name."""
     require(name in TOOLS, f"no tool {name!r} to play a task with: choose {' or '.join(TOOLS)}, as in countdown+python")
-    return TOOLS[name]
+    return imported(TOOLS[name])
 
 
 def find_definition(name: str) -> TaskDefinition:
@@ -147,13 +108,9 @@ def find_definition(name: str) -> TaskDefinition:
         return in_file
     family, slash, member = name.partition("/")
     if slash and family in TASK_FAMILIES:
-        return TASK_FAMILIES[family](member)
+        return imported(TASK_FAMILIES[family])(member)
     if name in TASK_DEFINITIONS:
-        found: object = TASK_DEFINITIONS[name]
-        if isinstance(found, TaskDefinition):
-            return found
-        got, takes = type(found).__name__, "a function with @task above it, or a TaskDefinition"
-        raise UserError(f"TASK_DEFINITIONS[{name!r}] must be {takes}, got {got}: TrainerConfig(task=...) takes a Task")
+        return definition_of(name, TASK_DEFINITIONS[name])
     if (offered := definition_installed(name)) is not None:
         return offered
     known = [*TASK_DEFINITIONS, *(f"{family}/NAME" for family in TASK_FAMILIES), *sorted(installed_tasks().names)]
@@ -166,10 +123,8 @@ def find_definition(name: str) -> TaskDefinition:
 
 
 def option_classes(names: Iterable[str]) -> dict[str, type]:
-    """The option dataclasses of the tasks named, and of their tools, by `option_keys`. Two tasks whose flags would be
-    the same are refused.
-    """
-    classes, owners = {}, {flag_identifier(name): name for name in [*TASK_DEFINITIONS, *TOOLS]}
+    """The option dataclasses of the tasks named, and of their tools, by `option_keys`."""
+    classes = dict[str, type]()
     for name in names:
         task, tool = ("", name) if name in TOOLS else split_tool(name)  # a file may have the options of a tool alone
         definition = find_definition(task) if task else None
@@ -177,14 +132,7 @@ def option_classes(names: Iterable[str]) -> dict[str, type]:
             classes[tool] = find_tool(tool).options
         if definition is None:
             continue
-        key = task_key(task)
-        identifier = flag_identifier(key)
-        if not identifier.isidentifier() or identifier.startswith("_") or keyword.iskeyword(identifier):
-            raise UserError(f"{key!r} of {name!r} cannot begin a flag: name it with letters, digits, - and /")
-        other = owners.setdefault(identifier, task)
-        if other != task:
-            raise UserError(f"flags --{key}.* would be those of both {other!r} and {task!r}: rename one of them")
-        classes[key] = definition.options
+        classes[task_key(task)] = definition.options_class
     return classes
 
 
@@ -195,24 +143,3 @@ def flag_identifier(key: str) -> str:
     ('even_words', 'family_member')
     """
     return key.replace("/", "_").replace("-", "_")
-
-
-__all__ = [
-    "OFFER_WORDS",
-    "TASK_DEFINITIONS",
-    "TASK_FAMILIES",
-    "TOOLS",
-    "Dataset",
-    "Registry",
-    "Task",
-    "TaskDefinition",
-    "ToolDefinition",
-    "find_definition",
-    "find_tool",
-    "flag_identifier",
-    "load_task",
-    "offered_words",
-    "option_classes",
-    "tasks_in",
-    "with_absolute_path",
-]

@@ -17,10 +17,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated, Any
 
-from minrl.dataflow import Example, Reward, require
+from minrl.dataflow import Example, Reward
 from minrl.tasks.answers import plain_characters, unwrapped
-from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
+from minrl.tasks.task import Dataset, HeldOut, TaskOptions, chat, extract_answer, split
+from minrl.utils.settings import Bound, Share
 
 INSTRUCTIONS = (
     "Combine the numbers with {operators} so that the result is the target. Use each number exactly once; "
@@ -36,36 +38,27 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]
     ast.Div: operator.truediv,
 }
 _EXPRESSION = re.compile(r"[-+*/() 0-9]+")
-_BRACKETS = str.maketrans("[]{}", "()()")
-_SIGNS = [
-    (re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL), r"\1"),
-    (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])"), "*"),
+_LATEX = [
+    (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "*"),
+    (re.compile(r"\\div(?![A-Za-z])"), "/"),
+    (re.compile(r"\\(?:left|right)(?![A-Za-z])"), ""),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
 ]
-_SIGNS += [(re.compile(r"\\div(?![A-Za-z])"), "/"), (re.compile(r"\\(?:left|right|[,;:! ])"), " ")]
-_SIGNS += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))")]
-_SIGNS += [(re.compile(r"(?<=[0-9)\]}])\s*[xX]\s*(?=[0-9(\[{])"), "*")]
-_SIGNS += [(re.compile(r"(?<=[0-9)\]}])\s*:\s*(?=[0-9(\[{])"), "/")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountdownOptions:
+class CountdownOptions(TaskOptions):
     """Which problems are posed."""
 
-    max_number: int = 10
+    prefix = "countdown."
+    max_number: Annotated[int, Bound(least=5)] = 10
     """The numbers are drawn from 1 to this one."""
-    held_out_share: float = 0.2
+    held_out_share: HeldOut = 0.2
     """Share of the problems that is never trained on."""
-    patience: float = 0.65
+    patience: Share = 0.65
     """Probability that a demonstration goes on after a sum that does not fit."""
-    carelessness: float = 1.0
+    carelessness: Share = 1.0
     """Probability that a demonstration answers with any of the sums it tried, not the last one."""
-
-    def __post_init__(self) -> None:
-        require(self.max_number >= 5, f"countdown.max_number must be at least 5, got {self.max_number}")
-        share = self.held_out_share
-        require(0 < share < 1, f"countdown.held_out_share must be in (0, 1), got {share}")
-        for name in ("patience", "carelessness"):
-            require(0 <= getattr(self, name) <= 1, f"countdown.{name} must be in [0, 1], got {getattr(self, name)}")
 
 
 def reward(completion: str, example: Example) -> Reward:
@@ -83,45 +76,31 @@ def reward(completion: str, example: Example) -> Reward:
     return Reward(max(correct, FORMAT_REWARD), {"format": 1.0, "correct": correct})
 
 
-def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
+def evaluate_expression(text: str, exact: bool = False) -> tuple[Fraction, list[int]] | None:
     """The exact value of an arithmetic expression and the numbers in it; None for anything else.
 
-    Only integers with +, -, *, / between and - before them count, also in LaTeX and with signs that look alike. The
-    syntax tree is walked; nothing is executed.
+    Only integers with +, -, *, / between and - before them count. Unless `exact`, LaTeX, emphasis around the expression
+    and signs that look alike are read too. The syntax tree is walked; nothing is executed.
 
     >>> evaluate_expression("7 + 5 - 3")
     (Fraction(9, 1), [7, 5, 3])
     >>> evaluate_expression("9 ** 9") is None and evaluate_expression("+3") is None
     True
     """
-    return None if len(text) > MAX_ANSWER_CHARACTERS else evaluate_plain(_arithmetic(text))
-
-
-def evaluate_plain(text: str) -> tuple[Fraction, list[int]] | None:
-    """`evaluate_expression` of what is written with the keyboard's digits, signs and parentheses, on one line.
-
-    >>> evaluate_plain("7 + 5 - 3") is not None, evaluate_plain("7 \u00d7 5")
-    (True, None)
-    """
     used: list[int] = []
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        return None
+    if not exact:
+        text = unwrapped(plain_characters(text))
+        for pattern, replacement in _LATEX:
+            text = pattern.sub(replacement, text)
+        text = " ".join(text.split())
     if _EXPRESSION.fullmatch(text) is None:
         return None
     try:
         return _walk(ast.parse(text, mode="eval").body, used), used
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-
-
-def _arithmetic(text: str) -> str:
-    r"""The expression in the characters of a keyboard, on one line.
-
-    >>> _arithmetic("**[7 \u00d7 (5 \u2212 3)]**"), _arithmetic(r"\( \frac{8}{2} \cdot 3 \)."), _arithmetic("3 x 5")
-    ('(7 * (5 - 3))', '((8)/(2)) * 3', '3*5')
-    """
-    text = unwrapped(plain_characters(text))
-    for pattern, replacement in _SIGNS:
-        text = pattern.sub(replacement, text)
-    return " ".join(text.translate(_BRACKETS).split())
 
 
 def _walk(node: ast.expr, used: list[int]) -> Fraction:
@@ -156,10 +135,14 @@ def sums(numbers: list[int]) -> Iterator[tuple[str, str, int]]:
                 yield working, expression, total
 
 
-def make(options: CountdownOptions, data_path: str) -> Task:
+def dataset(options: CountdownOptions) -> Dataset:
     """All problems of three numbers from 1 to `max_number` that addition and subtraction solve."""
-    require(not data_path, f"countdown makes its own problems and takes no --data-path, got {data_path!r}")
-    dataset = split(_examples(options.max_number), options.held_out_share, by=numbers_of)
+    options.require_no_data("problems")
+    return split(_examples(options.max_number), options.held_out_share, by=numbers_of)
+
+
+def more(options: CountdownOptions) -> dict[str, Any]:
+    """What lets the embedded base model play it."""
 
     def demonstrations(example: Example, rng: random.Random) -> str:
         attempts = list(sums(example["numbers"]))
@@ -179,14 +162,12 @@ def make(options: CountdownOptions, data_path: str) -> Task:
         expression = next(one for _, one, value in sums(example["numbers"]) if value == example["target"])
         return f"<think> </think> <answer> {expression} </answer>"
 
-    return Task(
-        dataset,
-        reward,
-        demonstrations=demonstrations,
-        vocabulary=words(options),
-        shortest_answer=shortest_answer,
-        cheap=True,
-    )
+    return {
+        "demonstrations": demonstrations,
+        "vocabulary": words(options),
+        "shortest_answer": shortest_answer,
+        "cheap": True,
+    }
 
 
 def numbers_of(example: Example) -> str:
@@ -210,6 +191,3 @@ def _examples(max_number: int) -> Iterator[Example]:
             random.Random(identity).shuffle(shown)
             question = f"numbers {' '.join(map(str, shown))} target {target}"
             yield Example(identity, chat(instructions, question), {"numbers": shown, "target": target})
-
-
-TASK = TaskDefinition(CountdownOptions, make, words)

@@ -12,25 +12,22 @@ side here.
 """
 
 import functools
-import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
 from minrl.dataflow import Example, Reward, require
-from minrl.models.thoughts import CLOSED, OPENED
-from minrl.tasks.countdown import MAX_ANSWER_CHARACTERS, OPERATORS, evaluate_plain, numbers_of
+from minrl.tasks.countdown import evaluate_expression, numbers_of
 from minrl.tasks.data import Row, Source, dataset_of
-from minrl.tasks.task import Task, TaskDefinition, check_held_out_share, extract_answer, weighted
+from minrl.tasks.task import Dataset, HeldOut, TaskOptions, extract_answer, weighted
+from minrl.tasks.thoughts import CLOSED, OPENED
 
 SOURCE = Source("Jiayi-Pan/Countdown-Tasks-3to4", ("target", "nums"))
 TOLERANCE = Fraction(1, 100_000)
-MOST_SEARCHED = 4
-"""Numbers up to which a solution is looked for; more take too long."""
 
 OPENING = "Let me solve this step by step.\n<think>"
 CHATML = "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n{opening}"
@@ -65,7 +62,6 @@ THIRD_PERSON = THINKS.format(
 IN_THE_MIND = THINKS.format("think about the reasoning process in the mind and then provide the user with the answer")
 IN_YOUR_MIND = THINKS.format("think about the reasoning process in your mind and then provide the user with the answer")
 
-_GAP = re.compile(r"(?<=\d)\s+(?=\d)")
 _WHOLE = re.compile(r"\s*(?:<think>)?[^<]*(?:<(?!/?think>|/?answer>)[^<]*)*</think>\s*<answer>[^<]*</answer>\s*")
 
 
@@ -111,16 +107,14 @@ RECIPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Countdown3to4Options:
-    """How the problems are posed and paid."""
+class Countdown3to4Options(TaskOptions):
+    """How the problems are posed and rewarded."""
 
+    prefix = "countdown_3to4."
     recipe: Literal["tinyzero", "tinyzero_instruct", "nano_aha_moment", "grpo_zero", "mini_r1"] = "tinyzero"
     """Whose prompt and pay. All but tinyzero, which is a text for base models, write the chat of Qwen 2.5."""
-    held_out_share: float = 0.2
+    held_out_share: HeldOut = 0.2
     """Share of the problems that is never trained on."""
-
-    def __post_init__(self) -> None:
-        check_held_out_share("countdown_3to4", self.held_out_share)
 
 
 def reward(completion: str, example: Example, recipe: Recipe) -> Reward:
@@ -133,7 +127,7 @@ def reward(completion: str, example: Example, recipe: Recipe) -> Reward:
     """
     said = completion if CLOSED in completion else completion.removeprefix(OPENED)
     answer, numbers = extract_answer(said) or "", Counter(example["numbers"])
-    parsed = None if len(answer) > MAX_ANSWER_CHARACTERS else evaluate_plain(answer)
+    parsed = evaluate_expression(answer, exact=True)
     correct = formed = False
     if parsed is not None:
         value, used = parsed
@@ -144,33 +138,7 @@ def reward(completion: str, example: Example, recipe: Recipe) -> Reward:
     return Reward(weighted(parts, weights).value, parts, full=correct)
 
 
-def solve(numbers: Sequence[int], target: int) -> str | None:
-    """An expression with each of at most four numbers once that is the target; None if there is none.
-
-    >>> solve([2, 3, 5, 12], 24), solve([1, 1, 1], 99)
-    ('(12 / (3 - (5 / 2)))', None)
-    """
-    return _search([(Fraction(number), str(number)) for number in numbers], target)
-
-
-def _search(terms: list[tuple[Fraction, str]], target: int) -> str | None:
-    """Combine two terms to one in every way, until one is left."""
-    if len(terms) == 1:
-        return terms[0][1] if terms[0][0] == target else None
-    signs = dict(zip("+-*/", OPERATORS.values(), strict=True))
-    for first, second in itertools.permutations(range(len(terms)), 2):
-        rest = [term for place, term in enumerate(terms) if place not in (first, second)]
-        (left, shown), (right, other) = terms[first], terms[second]
-        for sign, combine in signs.items():
-            if sign == "/" and right == 0:
-                continue
-            found = _search([*rest, (combine(left, right), f"({shown} {sign} {other})")], target)
-            if found is not None:
-                return found
-    return None
-
-
-def make(options: Countdown3to4Options, data_path: str) -> Task:
+def dataset(options: Countdown3to4Options) -> Dataset:
     """The problems of the dataset, or of a local copy, split by their numbers."""
     recipe = RECIPES[options.recipe]
 
@@ -185,24 +153,23 @@ def make(options: Countdown3to4Options, data_path: str) -> Task:
         identity = f"{','.join(map(str, sorted(numbers)))}={target}"
         return Example(identity, recipe.ask(numbers, target), fields, category)
 
-    def solution(example: Example) -> str | None:
-        numbers = example["numbers"]
-        found = solve(numbers, example["target"]) if len(numbers) <= MOST_SEARCHED else None
-        return f"</think>\n<answer> {found} </answer>" if found else None
+    return dataset_of(SOURCE, options.data_path, example_of, options.held_out_share, numbers_of)
 
-    dataset = dataset_of(SOURCE, data_path, example_of, options.held_out_share, numbers_of)
-    return Task(dataset, functools.partial(reward, recipe=recipe), cheap=True, solution=solution)
+
+def rewarding(options: Countdown3to4Options) -> Callable[[str, Example], Reward]:
+    """The reward of the recipe."""
+    return functools.partial(reward, recipe=RECIPES[options.recipe])
+
+
+def more(_: Countdown3to4Options) -> dict[str, Any]:
+    """What else the task has."""
+    return {"cheap": True}
 
 
 def _read(value: Any) -> Any:  # noqa: ANN401 - whatever the row says
-    """A value of a row; in a CSV file it is a text, of an array in which numpy puts no commas."""
-    if not isinstance(value, str):
-        return value
-    return json.loads(value if "," in value else _GAP.sub(",", value))
+    """A value of a row; in a CSV file it is a text."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _is_natural(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-TASK = TaskDefinition(Countdown3to4Options, make)

@@ -11,11 +11,12 @@ import json
 import random
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from minrl.dataflow import Example, Prompt, Reward, require
-from minrl.models.thoughts import after_thoughts
-from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
+from minrl.dataflow import Example, Prompt, Reward
+from minrl.tasks.task import Dataset, TaskOptions, in_hash_order, is_held_out
+from minrl.tasks.thoughts import after_thoughts
+from minrl.utils.settings import Bound
 
 INSTRUCTION = 'Reply with a JSON object with the keys "name", "age" and "children".'
 KEYS_REWARD, FIELDS_REWARD = 0.1, 0.4
@@ -42,17 +43,12 @@ _OBJECT = re.compile(r"(?:```(?:json)?\s*)?(\{[^{}]*\})(?:\s*```)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractionOptions:
+class ExtractionOptions(TaskOptions):
     """Which sentences are shown."""
 
-    held_out_share: float = 0.3
+    prefix = "extraction."
+    held_out_share: Annotated[float, Bound(least=0.1, most=0.9)] = 0.3
     """Share of the names that are held out."""
-
-    def __post_init__(self) -> None:
-        require(
-            0.1 <= self.held_out_share <= 0.9,
-            f"extraction.held_out_share must be in [0.1, 0.9], got {self.held_out_share}",
-        )
 
 
 def read_object(completion: str) -> dict[str, Any] | None:
@@ -96,19 +92,19 @@ def _same(found: object, expected: object) -> bool:
     return type(found) is type(expected) and found == expected
 
 
-def make(options: ExtractionOptions, data_path: str) -> Task:
+def dataset(options: ExtractionOptions) -> Dataset:
     """Sentences about people with names of the training side, and about people with names held out."""
-    require(not data_path, f"extraction makes its own problems and takes no --data-path, got {data_path!r}")
+    options.require_no_data("problems")
 
     def side(held_out: bool, count: int) -> list[Example]:
         return _examples([name for name in NAMES if is_held_out(name, options.held_out_share) == held_out], count)
 
-    return Task(
-        Dataset(side(False, TRAIN_PROBLEMS), side(True, HELD_OUT_PROBLEMS)),
-        reward,
-        solution=lambda example: json.dumps(example["object"]),
-        cheap=True,
-    )
+    return Dataset(side(False, TRAIN_PROBLEMS), side(True, HELD_OUT_PROBLEMS))
+
+
+def more(_: ExtractionOptions) -> dict[str, Any]:
+    """What else the task has."""
+    return {"solution": lambda example: json.dumps(example["object"]), "cheap": True}
 
 
 def _examples(names: list[str], count: int) -> list[Example]:
@@ -118,7 +114,4 @@ def _examples(names: list[str], count: int) -> list[Example]:
         text = rng.choice(TEMPLATES).format(**person, job=rng.choice(JOBS), city=rng.choice(CITIES))
         prompt: Prompt = [{"role": "user", "content": f"{INSTRUCTION} {text}"}]
         examples[text] = Example(text, prompt, {"object": person})
-    return in_order_of_identity(examples.values())
-
-
-TASK = TaskDefinition(ExtractionOptions, make)
+    return in_hash_order(examples.values())

@@ -40,7 +40,8 @@ class Grader:
     """The function of a job that judges a completion.
 
     `otherwise(reason)` is its result where the completion broke it. `warm()` loads what it needs, before its deadline
-    counts. Both functions and `warm` must be picklable. Its own limits end it within `seconds`: no deadline is earlier.
+    counts. Both functions and `warm` must be picklable. Within `seconds` its own limits have ended it, so that its
+    deadline is no earlier.
     """
 
     function: Callable[..., Any]
@@ -58,7 +59,7 @@ class Grader:
             return self.otherwise("timeout")
 
 
-def unpaid(worst: float, reason: Reason) -> Reward:
+def worst_reward(worst: float, reason: Reason) -> Reward:
     """The reward of a completion that broke its grader."""
     return Reward(worst, {f"grader_{reason}": 1.0})
 

@@ -11,138 +11,174 @@ the list is left to learn.
 Held out are all boards of some sets of three pegs. The answer to a small board is the end of answers to larger ones,
 so boards of the same pegs show each other's solutions. A board that one move solves is not posed: its answer names only
 two pegs, which other sets share.
+
+With `--hanoi.form lists` the whole tower goes from peg 0 to peg 2, for models of the hub:
+
+    Initial state: [[3, 2, 1], [], []]    ->    <result>[[1, 0, 2], [2, 0, 1], [1, 2, 1], ...]</result>
+
+There is one such problem for each number of disks, and its answer is the beginning of the one for two more disks. So
+the highest towers are held out.
 """
 
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from minrl.dataflow import Example, Reward, UserError, require
+from minrl.dataflow import Example, Reward, require
 from minrl.tasks.answers import plain_characters
-from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
+from minrl.tasks.task import Dataset, HeldOut, TaskOptions, chat, extract_answer, split
+from minrl.tasks.thoughts import after_thoughts
+from minrl.utils.settings import Bound
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+NUMBERS = "012"
+"""The pegs of the form `lists`."""
 INSTRUCTIONS = (
     "Tower of Hanoi: disk 1 is the smallest, a disk may only lie on a larger one, and only the top disk of a peg "
     "may move. The board lists the peg of each disk, from the largest disk to disk 1. Bring all disks to the goal peg. "
     "Answer with the moves inside one <answer> </answer>, separated by semicolons; write each move as: disk from>to, "
     "such as 1 A>C. Before a move you may write what you like and a colon."
 )
+LIST_INSTRUCTIONS = (
+    "Tower of Hanoi: disk 1 is the smallest, a disk may only lie on a larger one, and only the top disk of a peg may "
+    "move. The state lists the disks of pegs 0, 1 and 2, each from bottom to top. Bring all disks to peg 2. Write no "
+    "code. Give all moves as one list of [disk, from peg, to peg] inside <result> </result>."
+)
 PROGRESS_REWARD = 0.2
 MOST_BOARDS = 20
 """Boards of each number of disks that are posed for each set of pegs, at most."""
-MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?(?:(?:[Mm]ove )?[Dd]isk )?([1-9])\s+([A-Z])\s*[-=]*>\s*([A-Z])\.?")
-"""A move, which may be an item of a list and name its disk so, and its arrow a longer one."""
-IDLE = 3
+MAX_DETOUR = 3
 """An answer may have so many times the moves that the hardest board of its disks needs."""
 
+_MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?(1[0-4]|[1-9])\s+([A-Z])\s*[-=]*>\s*([A-Z])\.?")
+"""A move, which may be an item of a list, and its arrow a longer one."""
 _MARKS = str.maketrans("", "", '*_`$"')
 _ARROW = re.compile(r"\\(?:long)?(?:to|rightarrow)(?![A-Za-z])", re.IGNORECASE)
-_LINE_OF_MOVE = re.compile(r":[ \t]*\n\s*")
+_RESULT = re.compile(r"<result>([^<]*)</result>")
+_LISTED = re.compile(r"\[\s*([0-9]{1,2})\s*,\s*([0-9]{1,2})\s*,\s*([0-9]{1,2})\s*\]")
 
 Board = tuple[str, ...]
 """The peg of each disk, smallest first."""
 
+Move = tuple[int, str, str]
+"""A disk, the peg that it leaves, and the peg it goes to."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class HanoiOptions:
-    """Which boards are posed."""
+class HanoiOptions(TaskOptions):
+    """Which boards are posed, and what an answer earns."""
 
-    min_disks: int = 3
+    prefix = "hanoi."
+    form: Literal["letters", "lists"] = "letters"
+    """letters: any board, pegs A to Z. lists: whole towers from peg 0 to peg 2, moves as lists; needs --model-id."""
+    credit: Literal["progress", "right_moves"] = "progress"
+    """What an unsolved answer earns. progress: up to 0.2 for legal moves that bring the goal nearer. right_moves: the
+    share of its moves up to the first that is not of the shortest solution."""
+    min_disks: Annotated[int, Bound(least=2, most=14)] = 3
     """Fewest disks on a board."""
-    max_disks: int = 4
+    max_disks: Annotated[int, Bound(least=2, most=14)] = 4
     """Most disks on a board."""
-    peg_names: int = 12
+    peg_names: Annotated[int, Bound(least=4, most=26)] = 12
     """The pegs of a board are any three of so many names: A, B, C and so on."""
-    held_out_share: float = 0.25
-    """Share of the sets of three pegs whose boards are never trained on."""
-    skill: float = 0.6
+    held_out_share: HeldOut = 0.25
+    """Share of the sets of three pegs whose boards are never trained on; with lists, of the towers, the highest."""
+    skill: Annotated[float, Bound(above=0, below=1)] = 0.6
     """Probability that a move of a demonstration is the best one; otherwise it is any legal one."""
-    patience: float = 0.6
+    patience: Annotated[float, Bound(above=0, below=1)] = 0.6
     """Probability that a demonstration goes on after a move that was not the best one."""
-    max_moves: int = 0
-    """A demonstration gives up after so many moves. 0: one more than the longest of the shortest solutions."""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.min_disks <= self.max_disks <= 8:
-            raise UserError(f"hanoi needs 2 <= min_disks <= max_disks <= 8, got {self.min_disks} and {self.max_disks}")
-        require(4 <= self.peg_names <= 26, f"hanoi.peg_names must be 4 to 26, got {self.peg_names}")
-        for name in ("held_out_share", "skill", "patience"):
-            require(0 < getattr(self, name) < 1, f"hanoi.{name} must be in (0, 1), got {getattr(self, name)}")
-        require(
-            self.max_moves == 0 or self.max_moves >= self.longest,
-            f"hanoi.max_moves must be 0 (automatic) or at least the {self.longest} moves that boards of "
-            f"{self.max_disks} disks need, got {self.max_moves}",
-        )
-
-    @property
-    def longest(self) -> int:
-        """The moves of the longest shortest solution."""
-        return 2**self.max_disks - 1
+        super().__post_init__()
+        fewest, most = self.min_disks, self.max_disks
+        require(fewest <= most, f"hanoi.min_disks must be at most hanoi.max_disks, got {fewest} and {most}")
+        shown = f"hanoi.form lists shows the answer for 2 disks: give at least 3 as hanoi.min_disks, got {fewest}"
+        require(self.form == "letters" or fewest > 2, shown)
 
 
-def reward(completion: str, example: Example) -> Reward:
-    """1 if the moves bring every disk to the goal peg; up to 0.2 for legal moves that reduce the number of moves still
-    needed; 0 for an illegal move, no single answer, or more than `IDLE` times the moves that boards of its size need.
+DEFAULTS = HanoiOptions()
+
+
+def reward(completion: str, example: Example, options: HanoiOptions = DEFAULTS) -> Reward:
+    """1 if the moves bring every disk to the goal peg; less, by `options.credit`, for some of the way.
+
+    With "progress" an answer with an illegal move earns 0, and any other up to 0.2 by the reduction of the number of
+    moves still needed. With "right_moves" it earns the number of moves with which it follows the shortest solution,
+    over the length of that or of its own, whichever is larger. No single answer, or more than `MAX_DETOUR` times the
+    moves that boards of its size need, earns 0.
 
     >>> example = Example("ACE A A > C", "", {"pegs": "ACE", "board": ["A", "A"], "goal": "C"})
     >>> reward("<answer> 1 A>E ; 2 A>C ; 1 E>C </answer>", example).value
     1.0
     """
     start, goal, pegs = tuple(example["board"]), example["goal"], example["pegs"]
-    needed, answer = distance(start, goal, pegs), extract_answer(completion)
-    end = start if answer == "" and not needed else play_moves(start, pegs, answer or "")
-    if end is None:
-        return Reward(0.0, {"legal": 0.0, "progress": 0.0})
-    left = distance(end, goal, pegs)
-    progress = max(0.0, (needed - left) / needed) if needed else float(left == 0)
-    value = 1.0 if progress == 1.0 else PROGRESS_REWARD * progress
-    return Reward(value, {"legal": 1.0, "progress": progress})
+    moves = listed_moves(completion) if pegs == NUMBERS else written_moves(extract_answer(completion) or "")
+    if not 0 < len(moves) <= MAX_DETOUR * (2 ** len(start) - 1):
+        moves = []
+    needed, end = distance(start, goal, pegs), play_moves(start, pegs, moves)
+    legal, left = float(end is not None), needed if end is None else distance(end, goal, pegs)
+    if options.credit == "right_moves":
+        pairs = zip(moves, shortest(start, goal, pegs), strict=False)
+        right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        share = right / max(needed, len(moves))
+        return Reward(1.0 if left == 0 else share, {"legal": legal, "right_moves": share})
+    progress = max(0.0, (needed - left) / needed)
+    return Reward(1.0 if left == 0 else PROGRESS_REWARD * progress, {"legal": legal, "progress": progress})
 
 
-def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
-    """The board after all moves of the answer, each on its line or before its semicolon; None if one is illegal or no
-    move, if there is none, or if they are more than `IDLE` allows.
+def written_moves(answer: str) -> list[Move]:
+    """The moves of an answer of the form `letters`, each on its line or before its semicolon; none if one is no move.
 
-    >>> play_moves(("A", "A"), "ACE", "A>C A>E : 1 A>E ; 2 A>C")
+    >>> written_moves("A>C A>E : 1 A>E ; 2 A>C")
+    [(1, 'A', 'E'), (2, 'A', 'C')]
+    """
+    text = _ARROW.sub(">", plain_characters(answer).translate(_MARKS))
+    entries = [entry.rpartition(":")[2].strip() for entry in re.split(r"[;\n]", text) if entry.strip()]
+    moves = [(int(move[1]), move[2], move[3]) for move in map(_MOVE.fullmatch, entries) if move]
+    return moves if len(moves) == len(entries) else []
+
+
+def listed_moves(completion: str) -> list[Move]:
+    """The moves inside the one `<result>` outside the thoughts; none if there is more than one, or anything else in it.
+
+    >>> listed_moves("<result>[[1, 0, 1], [2, 0, 2]]</result>")
+    [(1, '0', '1'), (2, '0', '2')]
+    """
+    results = _RESULT.findall(after_thoughts(completion))
+    if len(results) != 1 or not re.fullmatch(r"\s*\[[\s,]*\]\s*", _LISTED.sub("", results[0])):
+        return []
+    return [(int(disk), start, end) for disk, start, end in _LISTED.findall(results[0])]
+
+
+def play_moves(board: Board, pegs: str, moves: Sequence[Move]) -> Board | None:
+    """The board after all of the moves; None if one is illegal or there is none.
+
+    >>> play_moves(("A", "A"), "ACE", [(1, "A", "E"), (2, "A", "C")])
     ('E', 'C')
-    >>> play_moves(("A", "A"), "ACE", "2 A>C") is None
+    >>> play_moves(("A", "A"), "ACE", [(2, "A", "C")]) is None
     True
     """
-    text = _LINE_OF_MOVE.sub(": ", _ARROW.sub(">", plain_characters(answer).translate(_MARKS)))
-    entries = [entry for entry in re.split(r"[;\n]", text) if entry.strip()]
-    if not 0 < len(entries) <= most_moves(board):
-        return None
-    for entry in entries:
-        move = MOVE.fullmatch(entry.rpartition(":")[2].strip())
-        if move is None:
-            return None
-        disk, end = int(move[1]), move[3]
-        if (disk, end) not in legal_moves(board, pegs) or board[disk - 1] != move[2]:
+    for disk, start, end in moves:
+        if not 1 <= disk <= len(board) or board[disk - 1] != start or not _is_legal(board, pegs, disk, end):
             return None
         board = moved(board, disk, end)
-    return board
+    return board if moves else None
 
 
-def most_moves(board: Board) -> int:
-    """How many moves an answer may have."""
-    return IDLE * (2 ** len(board) - 1)
+def _is_legal(board: Board, pegs: str, disk: int, peg: str) -> bool:
+    """Whether no smaller disk lies on the disk, nor on the peg it goes to."""
+    return peg in pegs and peg != board[disk - 1] and not {peg, board[disk - 1]} & set(board[: disk - 1])
 
 
 def legal_moves(board: Board, pegs: str) -> list[tuple[int, str]]:
-    """All (disk, peg) that the rules allow: no smaller disk lies on the disk, nor on the peg it goes to.
+    """All (disk, peg) that the rules allow.
 
     >>> legal_moves(("A", "A"), "ACE")
     [(1, 'C'), (1, 'E')]
     """
-    return [
-        (disk, peg)
-        for disk in range(1, len(board) + 1)
-        for peg in pegs
-        if peg != board[disk - 1] and not {peg, board[disk - 1]} & set(board[: disk - 1])
-    ]
+    return [(disk, peg) for disk in range(1, len(board) + 1) for peg in pegs if _is_legal(board, pegs, disk, peg)]
 
 
 def moved(board: Board, disk: int, peg: str) -> Board:
@@ -150,10 +186,10 @@ def moved(board: Board, disk: int, peg: str) -> Board:
     return (*board[: disk - 1], peg, *board[disk:])
 
 
-def due(board: Board, goal: str, pegs: str) -> Board:
+def target_pegs(board: Board, goal: str, pegs: str) -> Board:
     """The peg on which each disk is due, smallest first. Disks smaller than one that must move go to the third peg.
 
-    >>> due(("A", "A", "C"), "C", "ACE")  # disk 3 is there, disk 2 must go there, and disk 1 out of its way
+    >>> target_pegs(("A", "A", "C"), "C", "ACE")  # disk 3 is there, disk 2 must go there, and disk 1 out of its way
     ('E', 'C', 'C')
     """
     found = []
@@ -170,7 +206,8 @@ def distance(board: Board, goal: str, pegs: str) -> int:
     >>> distance(("A", "A", "A"), "C", "ACE")
     7
     """
-    return sum(2**number for number, (at, to) in enumerate(zip(board, due(board, goal, pegs), strict=True)) if at != to)
+    places = zip(board, target_pegs(board, goal, pegs), strict=True)
+    return sum(2**number for number, (at, to) in enumerate(places) if at != to)
 
 
 def best_move(board: Board, goal: str, pegs: str) -> tuple[int, str]:
@@ -179,8 +216,20 @@ def best_move(board: Board, goal: str, pegs: str) -> tuple[int, str]:
     >>> best_move(("A", "A"), "C", "ACE")
     (1, 'E')
     """
-    places = enumerate(zip(board, due(board, goal, pegs), strict=True), 1)
+    places = enumerate(zip(board, target_pegs(board, goal, pegs), strict=True), 1)
     return next((disk, to) for disk, (at, to) in places if at != to)
+
+
+def shortest(board: Board, goal: str, pegs: str) -> Iterator[Move]:
+    """The moves of the shortest solution, of which there is one.
+
+    >>> list(shortest(("0", "0"), "2", "012"))
+    [(1, '0', '1'), (2, '0', '2'), (1, '1', '2')]
+    """
+    while set(board) != {goal}:
+        disk, peg = best_move(board, goal, pegs)
+        yield disk, board[disk - 1], peg
+        board = moved(board, disk, peg)
 
 
 def written(board: Board, goal: str, pegs: str, move: tuple[int, str]) -> str:
@@ -190,19 +239,30 @@ def written(board: Board, goal: str, pegs: str, move: tuple[int, str]) -> str:
     'E>A C A>C : 1 A>C'
     """
     disk, peg = move
-    places = [at if at == to else f"{at}>{to}" for at, to in zip(board, due(board, goal, pegs), strict=True)]
-    return f"{' '.join(reversed(places))} : {disk} {board[disk - 1]}>{peg}"
+    places = zip(board, target_pegs(board, goal, pegs), strict=True)
+    listed = [at if at == to else f"{at}>{to}" for at, to in places]
+    return f"{' '.join(reversed(listed))} : {disk} {board[disk - 1]}>{peg}"
 
 
-def make(options: HanoiOptions, data_path: str) -> Task:
-    """Boards of `min_disks` to `max_disks` disks on three pegs, split by which three these are."""
-    require(not data_path, f"hanoi makes its own boards and takes no --data-path, got {data_path!r}")
-    dataset = split(_examples(options), options.held_out_share, by=lambda example: example["pegs"])
+def dataset(options: HanoiOptions) -> Dataset:
+    """Boards of `min_disks` to `max_disks` disks on three pegs, split by which three these are; or towers by height."""
+    options.require_no_data("boards")
+    if options.form == "letters":
+        return split(_boards(options), options.held_out_share, by=lambda example: example["pegs"])
+    towers = [_tower(disks) for disks in range(options.min_disks, options.max_disks + 1)]
+    trained = len(towers) - max(1, round(options.held_out_share * len(towers)))
+    return Dataset(towers[:trained], towers[trained:])
+
+
+def more(options: HanoiOptions) -> dict[str, Any]:
+    """What lets the embedded base model play it."""
+    if options.form == "lists":
+        return {"cheap": True, "shortest_answer": _listed_answer}
 
     def play(example: Example, skill: float, rng: random.Random) -> str:
         board, goal, pegs = tuple(example["board"]), example["goal"], example["pegs"]
         moves: list[str] = []
-        most = min(options.max_moves or options.longest + 1, most_moves(board))
+        most = min(2**options.max_disks, MAX_DETOUR * (2 ** len(board) - 1))
         while len(moves) < most and set(board) != {goal}:
             best = best_move(board, goal, pegs)
             move = best if rng.random() < skill else rng.choice(legal_moves(board, pegs))
@@ -212,14 +272,12 @@ def make(options: HanoiOptions, data_path: str) -> Task:
                 break
         return f"<answer> {' ; '.join(moves)} </answer>"
 
-    return Task(
-        dataset,
-        reward,
-        demonstrations=lambda example, rng: play(example, options.skill, rng),
-        shortest_answer=lambda example: play(example, 1.0, random.Random(0)),
-        vocabulary=words(options),
-        cheap=True,
-    )
+    return {
+        "demonstrations": lambda example, rng: play(example, options.skill, rng),
+        "shortest_answer": lambda example: play(example, 1.0, random.Random(0)),
+        "vocabulary": words(options),
+        "cheap": True,
+    }
 
 
 def words(options: HanoiOptions) -> tuple[str, ...]:
@@ -229,7 +287,7 @@ def words(options: HanoiOptions) -> tuple[str, ...]:
     return ("pegs", "board", "goal", *pegs, ":", ";", "<answer>", "</answer>", *disks, *ways)
 
 
-def _examples(options: HanoiOptions) -> Iterator[Example]:
+def _boards(options: HanoiOptions) -> Iterator[Example]:
     """For each set of pegs and number of disks: at most `MOST_BOARDS` boards that take two moves or more."""
     for pegs in map("".join, itertools.combinations(NAMES[: options.peg_names], 3)):
         for disks in range(options.min_disks, options.max_disks + 1):
@@ -246,4 +304,21 @@ def _examples(options: HanoiOptions) -> Iterator[Example]:
                 yield Example(question, chat(INSTRUCTIONS, question), fields, {"disks": str(disks)})
 
 
-TASK = TaskDefinition(HanoiOptions, make, words)
+def _tower(disks: int) -> Example:
+    """The problem of the form `lists` with so many disks, behind that of two disks with its answer."""
+    question, fields = _state(disks), {"pegs": NUMBERS, "board": [NUMBERS[0]] * disks, "goal": NUMBERS[2]}
+    prompt = [
+        *chat(LIST_INSTRUCTIONS, _state(2)),
+        {"role": "assistant", "content": "<result>[[1, 0, 1], [2, 0, 2], [1, 1, 2]]</result>"},
+        {"role": "user", "content": question},
+    ]
+    return Example(question, prompt, fields, {"disks": str(disks)})
+
+
+def _state(disks: int) -> str:
+    return f"Initial state: [{list(range(disks, 0, -1))}, [], []]"
+
+
+def _listed_answer(example: Example) -> str:
+    moves = shortest(tuple(example["board"]), example["goal"], example["pegs"])
+    return f"<result>[{', '.join(f'[{disk}, {start}, {end}]' for disk, start, end in moves)}]</result>"

@@ -15,37 +15,20 @@ from minrl.dataflow import Episode, Example
 from minrl.tasks.task import Dataset, DeferredDataset, Task
 
 
-class Schedule:
-    """The task of each group of a run, numbered from 0. It repeats after as many groups as the weights, as whole
-    numbers without a common divisor, add up to.
-
-    The next group is of the task that is the furthest behind its share; the seed decides between equals. So no task is
-    ever a whole group ahead of its share.
+@lru_cache(maxsize=8)
+def cycle(weights: Sequence[tuple[str, Fraction]], seed: int) -> list[str]:
+    """The task of each group, after which the schedule repeats. The next group is of the task that is the furthest
+    behind its share; the seed decides between equals. So no task is ever a whole group ahead of its share.
     """
-
-    def __init__(self, weights: Mapping[str, Fraction], seed: int) -> None:
-        scale = math.lcm(*(weight.denominator for weight in weights.values()))
-        whole = {name: int(weight * scale) for name, weight in weights.items()}
-        divisor = math.gcd(*whole.values())
-        order = random.Random(f"{seed}/tasks").sample(sorted(whole), len(whole))
-        self._weights = {name: whole[name] // divisor for name in order}
-        self._period = sum(self._weights.values())
-        self._given = dict.fromkeys(order, 0)
-        self._known: list[str] = []
-
-    def groups(self, first: int, count: int) -> list[str]:
-        """The tasks of so many groups from the first on."""
-        places = [place % self._period for place in range(first, first + count)]
-        while len(self._known) <= max(places, default=-1):
-            self._known.append(self._next())
-        return [self._known[place] for place in places]
-
-    def _next(self) -> str:
-        """The task of the next group."""
-        groups = len(self._known) + 1
-        chosen = max(self._weights, key=lambda name: self._weights[name] * groups - self._given[name] * self._period)
-        self._given[chosen] += 1
-        return chosen
+    scale = math.lcm(*(weight.denominator for _, weight in weights))
+    whole = {name: int(weight * scale) for name, weight in weights}
+    divisor = math.gcd(*whole.values())
+    order = random.Random(f"{seed}/tasks").sample(sorted(whole), len(whole))
+    given, period, found = dict.fromkeys(order, 0), sum(whole.values()) // divisor, list[str]()
+    for number in range(1, period + 1):
+        found.append(max(order, key=lambda name: whole[name] // divisor * number - given[name] * period))
+        given[found[-1]] += 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,23 +51,19 @@ class Mixture(Task):
 
     def schedule(self, seed: int, step: int, groups: int) -> list[str]:
         """The task of each group of a step, spread evenly over it."""
-        return _schedule(tuple(self.weights.items()), seed).groups((step - 1) * groups, groups)
+        order = cycle(tuple(self.weights.items()), seed)
+        return [order[number % len(order)] for number in range((step - 1) * groups, step * groups)]
 
     def play(self, example: Example, rng: random.Random) -> Episode:
         """One episode of the example, by its own task."""
         return self.tasks[example.task].play(example, rng)
 
 
-@lru_cache(maxsize=8)
-def _schedule(weights: Sequence[tuple[str, Fraction]], seed: int) -> Schedule:
-    return Schedule(dict(weights), seed)
-
-
 def mixture(tasks: Mapping[str, Task], weights: Mapping[str, Fraction]) -> Task:
     """The tasks with these weights as one; a single one is itself."""
-    if len(weights) == 1:
-        return next(tasks[key] for key in weights)
     members = {key: tasks[key] for key in weights}
+    if len(members) == 1:
+        return next(iter(members.values()))
     return Mixture(
         DeferredDataset(lambda: _together(members)),
         None,

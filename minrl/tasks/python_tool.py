@@ -19,12 +19,12 @@ import contextlib
 import json
 import random
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-from minrl.dataflow import Episode, Example, Job, Prompt, Reward, Turn, require
+from minrl.dataflow import Episode, Example, Job, Prompt, Turn, require
 from minrl.sandbox.calls import START_S, Limits, Outcome, describe, describe_python, python, run
 from minrl.tasks.code import START
 from minrl.tasks.grader import Grader, Reason
@@ -46,7 +46,6 @@ SEEDED = "__import__('random').seed(0)"
 FENCES = ("```", "```python", "```py")
 ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{4,16}\b")
 """Where an object lies, which differs between two runs of a program."""
-LINE = re.compile(rb'^  File "program.py", line (\d{1,9})', re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +76,13 @@ class PythonOptions(Settings):
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What became of a call: what the role is shown, whether the call failed, the program's seconds by the clock."""
+    """What became of a call: what the role is shown, and whether the call failed."""
 
     text: str
     failed: bool = False
-    seconds: float = 0.0
 
 
-NO_COSTS = {"tool_calls": 0.0, "tool_failed": 0.0, "tool_s": 0.0}
+NO_COSTS = {"tool_calls": 0.0, "tool_failed": 0.0}
 """What a role's calls take, as parts of its reward without a weight."""
 
 
@@ -100,34 +98,22 @@ def find_call(completion: str) -> tuple[str, str] | None:
 
 
 def program_of(call: str) -> str:
-    r"""The program in a call. ValueError where there is none, which says why.
+    r"""The program in a call; empty where there is none.
 
     >>> program_of('{"name": "python", "arguments": {"code": "print(1)"}}'), program_of("```python\nprint(1)\n```")
     ('print(1)', 'print(1)')
     """
     text = call.strip()
-    if text.startswith("{"):
-        with contextlib.suppress(json.JSONDecodeError, RecursionError):  # a program may begin so too
-            text = _argument(json.loads(text)).strip()
+    try:
+        match json.loads(text):
+            case {"name": "python", "arguments": {"code": str() as code}}:
+                text = code.strip()
+            case {"name": _} | {"arguments": _}:
+                return ""
+    except (ValueError, RecursionError):  # no JSON, so it is the program
+        pass
     head, _, body = text.partition("\n")
-    if head.rstrip() in FENCES and body.endswith("```"):
-        text = body.removesuffix("```").rstrip()
-    if not text.strip():
-        raise ValueError(f"no program between {OPEN} and {CLOSE}")
-    return text
-
-
-def _argument(call: Mapping[str, Any]) -> str:
-    """The program in a call as chat models write it; some write the arguments as JSON again."""
-    given = call.get("arguments", call.get("parameters"))
-    with contextlib.suppress(json.JSONDecodeError, RecursionError):
-        given = json.loads(given) if isinstance(given, str) else given
-    program = given.get("code") if isinstance(given, Mapping) else given
-    if call.get("name", "python") not in ("python", "code_interpreter", "python_interpreter"):
-        raise ValueError(f"no tool {str(call['name'])[:40]}: there is python")
-    if not isinstance(program, str):
-        raise ValueError('a call needs its program as a string: {"name": "python", "arguments": {"code": "print(1)"}}')
-    return program
+    return body.removesuffix("```").rstrip() if head.rstrip() in FENCES and body.endswith("```") else text
 
 
 def run_program(program: str, options: PythonOptions) -> ToolResult:
@@ -142,17 +128,15 @@ def run_program(program: str, options: PythonOptions) -> ToolResult:
         shown = f"{shown[: options.characters]}\n[cut off after {options.characters} characters]"
     problem = _problem(outcome, options)
     text = "\n".join(filter(None, [shown, problem])) or "[nothing was printed: print what you need]"
-    return ToolResult(text, outcome.status != "ok", outcome.seconds)
+    return ToolResult(text, outcome.status != "ok")
 
 
 def _problem(outcome: Outcome, options: PythonOptions) -> str:
     """How a program failed, in a line; empty if it did not."""
     if outcome.status == "error":
-        lines = outcome.stderr.decode(errors="replace").strip().split("\n")
-        raised = unmarked(ADDRESS.sub("at 0x...", lines[-1]))[: options.characters]
-        places = LINE.findall(outcome.stderr)
-        where = f" in line {int(places[-1])}" if places else ""
-        return f"[error{where}] {raised or f'exit status {outcome.exit_code}'}"
+        last = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raised = unmarked(ADDRESS.sub("at 0x...", last))[: options.characters]
+        return f"[error] {raised or f'exit status {outcome.exit_code}'}"
     return {
         "timeout": f"[stopped after {options.seconds:g} seconds]",
         "memory": f"[stopped at {options.memory_mib} MiB of memory]",
@@ -170,12 +154,10 @@ def with_instructions(prompt: Prompt, options: PythonOptions) -> Prompt:
     said = INSTRUCTIONS.format(calls=options.calls, seconds=options.seconds, characters=options.characters)
     if isinstance(prompt, str):
         return f"{said}\n\n{prompt}"
-    if not prompt or prompt[0]["role"] != "system":
-        return [{"role": "system", "content": said}, *prompt]
-    first, *others = prompt
-    parts = [{"type": "text", "text": f"\n\n{said}"}]
-    content = f"{first['content']}\n\n{said}" if isinstance(first["content"], str) else [*first["content"], *parts]
-    return [{**first, "content": content}, *others]
+    match prompt:
+        case [{"role": "system", "content": str() as rules}, *others]:
+            return [{"role": "system", "content": f"{rules}\n\n{said}"}, *others]
+    return [{"role": "system", "content": said}, *prompt]
 
 
 def tool_message(prompt: Prompt, text: str) -> Prompt:
@@ -194,18 +176,16 @@ def episode(task: Task, options: PythonOptions, example: Example, rng: random.Ra
             try:
                 step = played.send(value)
             except StopIteration as end:
-                return {role: _with_costs(reward, costs.get(role, NO_COSTS)) for role, reward in end.value.items()}
+                return {
+                    role: replace(reward, parts={**reward.parts, **costs.get(role, NO_COSTS)})
+                    for role, reward in end.value.items()
+                }
             if isinstance(step, Turn):
                 first = step.role not in costs
                 asked = replace(step, message=with_instructions(step.message, options)) if first else step
                 value = yield from _turn(asked, options, costs.setdefault(step.role, dict(NO_COSTS)))
             else:
                 value = yield step
-
-
-def _with_costs(reward: Reward, costs: Mapping[str, float]) -> Reward:
-    """The reward with what the role's calls took."""
-    return replace(reward, parts={**reward.parts, **costs})
 
 
 def _turn(turn: Turn, options: PythonOptions, costs: dict[str, float]) -> Generator[Turn | Job, Any, str]:
@@ -215,15 +195,10 @@ def _turn(turn: Turn, options: PythonOptions, costs: dict[str, float]) -> Genera
         before, called = call
         if costs["tool_calls"] == options.calls:
             return before
-        try:
-            program = program_of(called)
-        except ValueError as error:
-            result = ToolResult(f"[error] {unmarked(str(error))}", failed=True)
-        else:
-            result = yield Job(job, (program, options))
+        program = program_of(called)
+        result = (yield Job(job, (program, options))) if program else ToolResult("[error] no program", failed=True)
         costs["tool_calls"] += 1
         costs["tool_failed"] += result.failed
-        costs["tool_s"] += result.seconds
         turn = replace(turn, message=tool_message(turn.message, result.text), optional=True, shown_by="tool")
     return text
 
@@ -233,8 +208,8 @@ WORDS = (OPEN, CLOSE, "<tool_response>", "</tool_response>", "print", "(", ")", 
 
 
 def tool_demonstrations(shown: Demonstrations, options: PythonOptions) -> Demonstrations:
-    """The task's demonstrations. Before half of them stands a call that has nothing to do with the problem: the form is
-    shown, what it is good for is left to learn.
+    """The task's demonstrations. Before half of those that do not call stands a call that has nothing to do with the
+    problem: the form is shown, what it is good for is left to learn.
     """
 
     def demonstrations(example: Example, rng: random.Random) -> Sequence[tuple[Prompt, str]]:
@@ -242,7 +217,7 @@ def tool_demonstrations(shown: Demonstrations, options: PythonOptions) -> Demons
         (prompt, text), *others = [(example.prompt, own)] if isinstance(own, str) else own
         first, second = rng.randint(0, 9), rng.randint(0, 9)
         asked = with_instructions(prompt, options)
-        if rng.random() < 0.5:
+        if find_call(text) or rng.random() < 0.5:
             return [(asked, text), *others]
         call = f"{OPEN} print ( {first} + {second} ) {CLOSE}"
         return [(asked, call), (tool_message(prompt, str(first + second)), text), *others]

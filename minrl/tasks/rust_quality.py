@@ -10,11 +10,24 @@ Tests of the solution's own (`#[cfg(test)]`) are not counted.
     closures     1 if there is one, or no loop that one would replace
     panics       1 / (1 + unwrap, expect, panic!, todo!, unimplemented!, unreachable!)
     unsafe       1 / (1 + unsafe)
+
+`points` are what nanochat-rl counts (crates/nanochat-rl/src/reward.rs), each without its weight:
+
+    structure      functions / 2 up to 2, structs and enums 0.3 each up to 1 each, traits / 2 up to 1
+    patterns       a function returns a Result 1, an Option 0.5, `?` 0.5
+    documentation  a documented function 1, share of documented functions
+    idioms         iterators 1, `match` 0.8, closures 0.7, chained methods 0.6, destructuring `let` 0.5, turbofish 0.3
+    length         0.5 for 10 to 100 lines, -1 below 5, -2 above 200
+    excess         2 for each tenfold of branches above 10 of the whole file, 1 for each level of nesting above 3
+    num_panics     those of `panics`
+    has_unsafe     1 with an unsafe block
 """
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any
 
@@ -30,21 +43,20 @@ ADAPTERS = frozenset([
     "reduce", "rev", "scan", "skip", "skip_while", "sum", "step_by", "take", "take_while", "try_fold", "unzip",
     "windows", "zip",
 ])  # fmt: skip
-INNER = {"generic_function": "function", "field_expression": "field", "scoped_identifier": "name"}
-"""The field that leads to the name of the called function, by the type of the node."""
 BRANCHING = frozenset(("if", "while", "in", "loop", "?", "&&", "||"))
 """Tokens that stand for a branch. `in` is that of a `for`, which also stands in `impl ... for`."""
 LOOPING = frozenset(("while", "in", "loop"))
+ITERATING = frozenset(("map", "filter", "fold", "collect", "iter", "into_iter"))
+"""The methods that nanochat-rl counts as iterators."""
 PANICS = frozenset(("unwrap", "expect", "panic", "todo", "unimplemented", "unreachable"))
 DOCUMENTED = frozenset(("function_item", "struct_item", "enum_item", "trait_item", "type_item", "const_item"))
+TEXTS = frozenset(("string_literal", "raw_string_literal", "char_literal"))
+COMMENTS = frozenset(("line_comment", "block_comment"))
+MOST_POINTS = {"structure": 5.0, "patterns": 2.0, "documentation": 2.0, "idioms": 3.9, "length": 0.5}
+"""The most of each of the `points` that code can have; the others only take away."""
+Weight = Annotated[float, Bound(least=0)]
 Node = Any
 """A node of tree-sitter's syntax tree."""
-Before = dict[int, list[Node]]
-"""The attributes and comments directly before items, in order, by the id of the item's node."""
-
-TEXTS = frozenset(("string_literal", "raw_string_literal", "char_literal"))
-Weight = Annotated[float, Bound(least=0)]
-COMMENTS = frozenset(("line_comment", "block_comment"))
 
 
 @cache
@@ -62,18 +74,18 @@ def parse(source: str) -> Node:
     return _parser().parse(source.encode("utf-8", "replace")).root_node
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """The node and everything below it in the order of the source."""
+def walk(node: Node, tests: bool = True) -> Iterator[Node]:
+    """The node and everything below it in the order of the source, without what is compiled for tests alone or with."""
     pending = [node]
     while pending:
         node = pending.pop()
-        yield node
-        pending += reversed(node.children)
+        if tests or not (node.type in ("mod_item", "function_item") and _is_test(node)):
+            yield node
+            pending += reversed(node.children)
 
 
-def tokens(root: Node, *, texts: bool = False) -> list[str]:
-    """The tokens below the node without comments; strings and characters as `""` unless `texts`, raw identifiers as
-    plain ones.
+def tokens(root: Node) -> list[str]:
+    """The tokens below the node without comments; strings and characters as `""`, raw identifiers as plain ones.
 
     >>> tokens(parse('let r#x = "// no"; /* a /* b */ c */ std::io;'))
     ['let', 'x', '=', '""', ';', 'std', '::', 'io', ';']
@@ -82,7 +94,7 @@ def tokens(root: Node, *, texts: bool = False) -> list[str]:
     while pending:
         node = pending.pop()
         if node.type in TEXTS:
-            found.append(text(node) if texts else '""')
+            found.append('""')
         elif node.type not in COMMENTS and node.children:
             pending += reversed(node.children)
         elif node.type not in COMMENTS:
@@ -95,35 +107,17 @@ def text(node: Node) -> str:
     return "" if node is None else node.text.decode("utf-8", "replace")
 
 
-def field_text(node: Node, name: str) -> str:
-    """The source of the node's field of that name; empty if it has none."""
-    return text(node.child_by_field_name(name))
-
-
-def before_items(root: Node) -> Before:
-    """What stands before each item below the node. A node's own siblings cannot be asked: that takes as long as there
-    are siblings.
-    """
-    found: Before = {}
-    for node in walk(root):
-        pending: list[Node] = []
-        for child in node.named_children:
-            if child.type == "attribute_item" or child.type in COMMENTS:
-                pending.append(child)
-            elif pending:
-                found[child.id] = pending
-                pending = []
+def marks(item: Node) -> list[str]:
+    """The attributes and comments directly before an item."""
+    found, before = list[str](), item.prev_named_sibling
+    while before is not None and (before.type == "attribute_item" or before.type in COMMENTS):
+        found.append(text(before))
+        before = before.prev_named_sibling
     return found
 
 
-def attributes(item: Node, before: Before) -> list[str]:
-    """The attributes before an item, without `#[` and `]`: `["test", "should_panic(expected = \\"x\\")"]`."""
-    return [text(mark)[2:-1].strip() for mark in before.get(item.id, ()) if mark.type == "attribute_item"]
-
-
-def is_public(item: Node) -> bool:
-    """Whether the item is `pub` without a restriction."""
-    return any(child.type == "visibility_modifier" and text(child) == "pub" for child in item.children)
+def _is_test(item: Node) -> bool:
+    return any(mark.replace(" ", "") in ("#[test]", "#[cfg(test)]") for mark in marks(item))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,90 +150,76 @@ class QualityWeights(Settings):
         return {one.name.removesuffix("_weight"): getattr(self, one.name) for one in fields(QualityWeights)}
 
 
-@dataclass
-class Counts:
-    """What was counted in a solution."""
-
-    functions: int = 0
-    nesting: int = 0
-    fallible: int = 0
-    public_items: int = 0
-    documented_items: int = 0
-    adapters: int = 0
-    loops: int = 0
-    closures: int = 0
-    panics: int = 0
-    unsafe: int = 0
-    complexities: list[int] = field(default_factory=list)
-
-    def branch(self, function: int, more: int) -> None:
-        """Add branches to a function or macro; those outside of any do not count."""
-        if function >= 0:
-            self.complexities[function] += more
-
-    def add_token(self, token: str, function: int) -> None:
-        """Tokens count in macros too, which hold no syntax."""
-        self.branch(function, token in BRANCHING)
-        self.loops += token in LOOPING
-        self.panics += token in PANICS
-        self.unsafe += token == "unsafe"
-
-    def add(self, node: Node, before: Before) -> None:
-        """Add what a node is by itself."""
-        kind = node.type
-        public = kind in DOCUMENTED and is_public(node)
-        self.public_items += public
-        self.documented_items += public and _documented(node, before)
-        self.fallible += kind == "try_expression"
-        self.adapters += kind == "call_expression" and _called(node) in ADAPTERS
-        self.closures += kind == "closure_expression"
-
-
-def count(source: str) -> Counts:
-    """Count in Rust source.
-
-    >>> counts = count("pub fn f(x: i32) -> i32 { if x > 0 && x < 9 { 1 } else { 2 } }")
-    >>> max(counts.complexities), counts.nesting, counts.panics
-    (3, 1, 0)
-    """
-    counts, root = Counts(), parse(source)
-    before, pending = before_items(root), [(root, -1, 0, "")]
-    while pending:
-        node, function, depth, parent = pending.pop()
-        kind = node.type
-        if _is_test(node, before):
-            continue
-        if kind == "macro_definition" or (kind == "function_item" and node.child_by_field_name("body")):
-            counts.functions += kind == "function_item"
-            counts.fallible += field_text(node, "return_type").startswith(("Result", "Option"))
-            counts.complexities.append(1)
-            function = len(counts.complexities) - 1
-        depth += kind in BLOCKS and parent != "else_clause"
-        counts.nesting = max(counts.nesting, depth)
-        counts.add(node, before)
-        if kind == "match_block":
-            counts.branch(function, max(0, sum(child.type == "match_arm" for child in node.named_children) - 1))
-        if not node.children and kind != "string_content":
-            counts.add_token(text(node), function)
-        pending += [(child, function, depth, kind) for child in node.children]
-    return counts
-
-
 def scores(source: str) -> dict[str, float]:
-    """Each score of the module's docstring, by its name."""
-    counts = count(source)
-    if counts.functions == 0:
+    """Each score of the module's docstring, by its name.
+
+    >>> scores("pub fn f(x: i32) -> i32 { if x > 0 && x < 9 { 1 } else { 2 } }")["complexity"]
+    1.0
+    """
+    root = parse(source)
+    nodes = list(walk(root, tests=False))
+    functions = [node for node in nodes if node.type == "function_item" and node.child_by_field_name("body")]
+    if not functions:
         return dict.fromkeys(QualityWeights().of_scores(), 0.0)
-    idioms = counts.adapters + counts.loops
+    macros = [node for node in nodes if node.type == "macro_definition"]
+    words = [text(node) for node in nodes if not node.children and node.type not in ("string_content", *COMMENTS)]
+    loops, panics = (sum(word in kind for word in words) for kind in (LOOPING, PANICS))
+    adapters = sum(node.type == "call_expression" and _called(node) in ADAPTERS for node in nodes)
+    closures = sum(node.type == "closure_expression" for node in nodes)
+    returned = [text(node.child_by_field_name("return_type")) for node in functions]
+    fallible = any(kind.startswith(("Result", "Option")) for kind in returned) or any(
+        node.type == "try_expression" for node in nodes
+    )
+    public = [node for node in nodes if node.type in DOCUMENTED and _is_public(node)]
     return {
-        "complexity": _falling(max(counts.complexities), 10, 30),
-        "nesting": _falling(counts.nesting, 3, 8),
-        "errors": float(counts.fallible > 0 or counts.panics == 0),
-        "docs": counts.documented_items / counts.public_items if counts.public_items else 0.0,
-        "iterators": counts.adapters / idioms if idioms else 1.0,
-        "closures": float(counts.closures > 0 or counts.loops == 0),
-        "panics": 1 / (1 + counts.panics),
-        "unsafe": 1 / (1 + counts.unsafe),
+        "complexity": _falling(max(map(complexity, [*functions, *macros])), 10, 30),
+        "nesting": _falling(nesting(root), 3, 8),
+        "errors": float(fallible or panics == 0),
+        "docs": sum(map(_documented, public)) / len(public) if public else 0.0,
+        "iterators": adapters / (adapters + loops) if adapters + loops else 1.0,
+        "closures": float(closures > 0 or loops == 0),
+        "panics": 1 / (1 + panics),
+        "unsafe": 1 / (1 + words.count("unsafe")),
+    }
+
+
+def points(source: str) -> dict[str, float]:
+    """Each of the points of the module's docstring, by its name.
+
+    >>> counted = points("fn f(x: i32) -> Option<i32> {\\n    match x { 0 => None, _ => Some(g(x).unwrap()) }\\n}")
+    >>> counted["patterns"], counted["idioms"], counted["num_panics"], counted["length"]
+    (0.5, 0.8, 1.0, -1.0)
+    """
+    root = parse(source)
+    nodes = list(walk(root, tests=False))
+    kinds = Counter(node.type for node in nodes)
+    functions = [node for node in nodes if node.type == "function_item" and not _is_method(node)]
+    returned = " ".join(text(node.child_by_field_name("return_type")) for node in functions)
+    documented = sum(map(_documented, functions))
+    calls = [node for node in nodes if node.type == "call_expression"]
+    bound = {node.child_by_field_name("pattern").type for node in nodes if node.type == "let_declaration"}
+    idioms = (
+        (1.0, not ITERATING.isdisjoint(map(_called, calls))),
+        (0.8, kinds["match_expression"] > 0),
+        (0.7, kinds["closure_expression"] > 0),
+        (0.6, any(_is_method_of_a_result(call) for call in calls)),
+        (0.5, not bound.isdisjoint(("tuple_pattern", "struct_pattern"))),
+        (0.3, kinds["generic_function"] > 0),
+    )
+    lines = sum(bool(line) and not line.startswith("//") for line in map(str.strip, source.splitlines()))
+    branches = 1 + kinds["match_arm"] + sum(kinds[kind] for kind in BLOCKS - {"match_expression"})
+    return {
+        "structure": min(0.5 * len(functions), 2.0)
+        + min(0.3 * kinds["struct_item"], 1.0)
+        + min(0.3 * kinds["enum_item"], 1.0)
+        + min(0.5 * kinds["trait_item"], 1.0),
+        "patterns": ("Result" in returned) + 0.5 * ("Option" in returned) + 0.5 * (kinds["try_expression"] > 0),
+        "documentation": (documented > 0) + documented / max(1, len(functions)),
+        "idioms": math.fsum(worth for worth, used in idioms if used),
+        "length": -1.0 if lines < 5 else -2.0 if lines > 200 else 0.5 * (10 <= lines <= 100),
+        "excess": 2 * max(0, branches - 10) / 10 + max(0, nesting(root) - 3),
+        "num_panics": float(sum(text(node) in PANICS for node in nodes if "identifier" in node.type)),
+        "has_unsafe": float(kinds["unsafe_block"] > 0),
     }
 
 
@@ -248,25 +228,55 @@ def quality(found: dict[str, float], weights: QualityWeights) -> float:
     return weighted(found, weights.of_scores()).value
 
 
+def complexity(function: Node) -> int:
+    """1, and one for each branch and each further arm of a `match`."""
+    arms = [sum(one.type == "match_arm" for one in node.named_children) for node in walk(function, tests=False)]
+    return 1 + sum(word in BRANCHING for word in tokens(function)) + sum(max(0, number - 1) for number in arms)
+
+
+def nesting(root: Node) -> int:
+    """The most blocks of control flow within each other; an `else if` is no deeper than its `if`."""
+    deepest, pending = 0, [(root, 0, "")]
+    while pending:
+        node, depth, parent = pending.pop()
+        if node.type in ("mod_item", "function_item") and _is_test(node):
+            continue
+        depth += node.type in BLOCKS and parent != "else_clause"
+        deepest = max(deepest, depth)
+        pending += [(child, depth, node.type) for child in node.children]
+    return deepest
+
+
 def _falling(value: int, best: int, worst: int) -> float:
     """1 up to `best`, 0 from `worst`, linear between."""
     return min(1.0, max(0.0, (worst - value) / (worst - best)))
 
 
-def _is_test(node: Node, before: Before) -> bool:
-    marks = attributes(node, before) if node.type in ("mod_item", "function_item") else []
-    return any(mark == "test" or mark.replace(" ", "") == "cfg(test)" for mark in marks)
+def _is_public(item: Node) -> bool:
+    return any(child.type == "visibility_modifier" and text(child) == "pub" for child in item.children)
 
 
 def _called(call: Node) -> str:
     """The name of the called function or method, without path and type arguments."""
+    name = re.match(r".*?(\w+)(?:::<.*>)?\Z", text(call.child_by_field_name("function")), re.DOTALL)
+    return name[1] if name else ""
+
+
+def _is_method(function: Node) -> bool:
+    """Whether it stands in an `impl` or a `trait`."""
+    return function.parent.parent is not None and function.parent.parent.type in ("impl_item", "trait_item")
+
+
+def _is_method_of_a_result(call: Node) -> bool:
+    """Whether a method is called on what another method returned."""
     function = call.child_by_field_name("function")
-    while function is not None and function.type in INNER:
-        function = function.child_by_field_name(INNER[function.type])
-    return text(function)
+    inner = function.child_by_field_name("function") if function.type == "generic_function" else function
+    value = inner.child_by_field_name("value") if inner.type == "field_expression" else None
+    made_by = value.child_by_field_name("function").type if value and value.type == "call_expression" else ""
+    return made_by in ("field_expression", "generic_function")
 
 
-def _documented(item: Node, before: Before) -> bool:
+def _documented(item: Node) -> bool:
     """Whether a doc comment or attribute with words stands before the item."""
-    said = [mark for mark in before.get(item.id, ()) if field_text(mark, "doc") or text(mark).startswith("#[doc")]
-    return any(re.search("[A-Za-z]{2}", text(mark).removeprefix("#[doc")) for mark in said)
+    said = [mark.removeprefix("#[doc") for mark in marks(item) if mark.startswith(("///", "/**", "#[doc"))]
+    return any(re.search("[A-Za-z]{2}", mark) for mark in said)

@@ -14,11 +14,13 @@ import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from minrl.dataflow import Example, Prompt, Reward, require
-from minrl.models.thoughts import after_thoughts
 from minrl.tasks.answers import plain_characters
-from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
+from minrl.tasks.task import Dataset, TaskOptions, in_hash_order, is_held_out
+from minrl.tasks.thoughts import after_thoughts
+from minrl.utils.settings import Bound
 
 INSTRUCTION = 'Write one sentence of {least} to {most} words that contains the words "{first}" and "{second}".'
 PROGRESS_REWARD = 0.2
@@ -49,26 +51,21 @@ _WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentencesOptions:
+class SentencesOptions(TaskOptions):
     """Which sentences are asked for."""
 
-    min_words: int = 4
+    prefix = "sentences."
+    min_words: Annotated[int, Bound(least=4)] = 4
     """Fewest words of a sentence."""
-    max_words: int = 20
+    max_words: Annotated[int, Bound(most=50)] = 20
     """Most words of a sentence."""
-    held_out_share: float = 0.3
+    held_out_share: Annotated[float, Bound(least=0.05, most=0.95)] = 0.3
     """Share of the words that are held out, with all problems that name one of them."""
 
     def __post_init__(self) -> None:
-        require(
-            4 <= self.min_words <= self.max_words <= 50,
-            "sentences needs 4 <= min_words <= max_words <= 50 (two given words and two function words), got "
-            f"{self.min_words} and {self.max_words}",
-        )
-        require(
-            0.05 <= self.held_out_share <= 0.95,
-            f"sentences.held_out_share must be in [0.05, 0.95], got {self.held_out_share}",
-        )
+        super().__post_init__()
+        fewest, most = self.min_words, self.max_words
+        require(fewest <= most, f"sentences.min_words must be at most max_words, got {fewest} and {most}")
 
 
 def sentence_words(text: str) -> list[str]:
@@ -104,17 +101,17 @@ def reward(completion: str, example: Example) -> Reward:
     return Reward(value, {"sentence": float(is_sentence), "words": contained})
 
 
-def make(options: SentencesOptions, data_path: str) -> Task:
+def dataset(options: SentencesOptions) -> Dataset:
     """All pairs of training words, and all pairs of held-out words."""
-    require(not data_path, f"sentences makes its own problems and takes no --data-path, got {data_path!r}")
+    options.require_no_data("problems")
     held_out = [word for word in WORDS if is_held_out(word, options.held_out_share)]
     train = [word for word in WORDS if word not in held_out]
-    return Task(
-        Dataset(_examples(train, options), _examples(held_out, options)),
-        reward,
-        solution=lambda example: "The {} is near the {}.".format(*example["words"]),
-        cheap=True,
-    )
+    return Dataset(_examples(train, options), _examples(held_out, options))
+
+
+def more(_: SentencesOptions) -> dict[str, Any]:
+    """What else the task has."""
+    return {"solution": lambda example: "The {} is near the {}.".format(*example["words"]), "cheap": True}
 
 
 def _examples(words: list[str], options: SentencesOptions) -> list[Example]:
@@ -124,7 +121,4 @@ def _examples(words: list[str], options: SentencesOptions) -> list[Example]:
         question = INSTRUCTION.format(least=least, most=most, first=first, second=second)
         prompt: Prompt = [{"role": "user", "content": question}]
         examples.append(Example(f"{first},{second}", prompt, {"words": [first, second], "least": least, "most": most}))
-    return in_order_of_identity(examples)
-
-
-TASK = TaskDefinition(SentencesOptions, make)
+    return in_hash_order(examples)

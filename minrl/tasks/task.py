@@ -10,15 +10,15 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
-from minrl.dataflow import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
-from minrl.models.thoughts import after_thoughts
-from minrl.tasks.checked import played, require_distinct, require_example, reward_of
-from minrl.tasks.grader import Grader, unpaid
+from minrl.dataflow import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, require
+from minrl.tasks.checked import played, require_example, reward_of
+from minrl.tasks.grader import Grader, worst_reward
+from minrl.tasks.thoughts import after_thoughts
+from minrl.utils.settings import Bound, LocalPath, Natural, Settings, meant
 
 Demonstration = str | Sequence[tuple[Prompt, str]]
 """A completion of the example's prompt, or one role's turns in an episode: each with its prompt and completion."""
@@ -26,12 +26,28 @@ Demonstration = str | Sequence[tuple[Prompt, str]]
 Demonstrations = Callable[[Example, random.Random], Demonstration]
 """An imperfect play of the example, for the warm start of the embedded base model."""
 
-SPLIT = "make one with split(examples, held_out_share=0.2)"
+HeldOut = Annotated[float, Bound(least=0, most=1)]
+"""Share of the problems that is never trained on. 1: all of them; 0: none, where another task is evaluated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Settings):
+    """What every task has as an option."""
+
+    data_path: LocalPath = ""
+    """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    max_tokens: Natural = 0
+    """Longest completion of one turn, in tokens. 0: that of the run."""
+
+    def require_no_data(self, made: str) -> None:
+        """Refuse a local file for a task that makes what it poses."""
+        path, name = self.data_path, self.prefix.removesuffix(".") or "this task"
+        require(not path, f"{name} makes its own {made} and takes no --data-path, got {path!r}")
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The training and held-out examples of a task. Data for evaluation only has none to train on; train.py refuses it.
+    """The training and held-out examples of a task. One of both may be empty: what is only evaluated, or only trained.
 
     No `key` may be on both sides: the identity of the problem, or what the task splits by.
     """
@@ -41,11 +57,9 @@ class Dataset:
     key: Callable[[Example], str] = field(default_factory=lambda: identity_of)
 
     def __post_init__(self) -> None:
-        count = len(self.train)
         for example in (*self.train, *self.held_out):
             require_example(example)
-        require_distinct((*self.train, *self.held_out))
-        require(len(self.held_out) > 0, f"a dataset needs held-out examples, got none beside {count} training ones")
+        require(len(self.train) + len(self.held_out) > 0, "a dataset needs examples, got none")
         shared = set(map(self.key, self.train)) & set(map(self.key, self.held_out))
         require(not shared, f"held-out problems among the training ones: {sorted(shared)[:3]}")
 
@@ -88,53 +102,52 @@ class Sampled(str):
 
 @dataclass(frozen=True)
 class Task:
-    """A dataset plus a reward.
-
-    A single-turn task needs only these two. `episode(example, rng)` replaces the single turn by a generator (several
-    turns, several roles); its reward may be None if no single completion can be scored.
-    `demonstrations` and `vocabulary` let the embedded base model play it.
-    `cheap` rewards are pure functions of microseconds and run in this process.
-    `frozen_opponent`: episodes ask for frozen turns, which a loaded model that does not learn plays.
-    `shortest_answer(example)` is a shortest solution in the form of the demonstrations. If it has more tokens than a
-    completion may have, a run says so before it starts.
-    `solution(example)` is a completion that solves it, for `python -m minrl audit`; None if its data has none.
-    Where a task does not say, its shortest answer is one.
-    `notes()` are lines that a run shows at its start; it raises UserError if the task cannot run on this machine.
-    `worst` is paid for a completion that broke the reward: by its time, its memory, or the end of its process.
-    `warm()` loads what the reward needs, before its deadline counts.
-    `seconds` are those that the reward's own limits allow: its deadline is no earlier.
-    `max_tokens` is the longest completion of one turn that a run grants the task; 0: as long as those of others.
-    `stop_strings` end a completion, beside those of the run.
-    `name` is set by `load_task`, for messages.
-    """
+    """A dataset plus a reward; a task of one turn needs only these two."""
 
     dataset: Dataset
     reward: Callable[[str, Example], Reward | float] | None
+    """A function of the completion and the example. None if no single completion of an episode can be scored."""
     episode: Callable[[Example, random.Random], Episode] | None = None
+    """A generator of (example, rng) in place of the single turn: several turns, several roles."""
     demonstrations: Demonstrations | None = None
+    """Imperfect plays, from which the embedded base model learns the form."""
     vocabulary: tuple[str, ...] = ()
+    """The words of prompts and demonstrations, for the tokenizer of the embedded base model."""
     shortest_answer: Callable[[Example], str] | None = None
+    """A shortest solution in the form of the demonstrations. A run warns if it is longer than a completion may be."""
     cheap: bool = False
+    """Whether the reward is a pure function of microseconds, to be run in this process."""
     frozen_opponent: bool = False
+    """Whether episodes ask for frozen turns, which a loaded model that does not learn plays."""
     notes: Callable[[], Sequence[str]] = tuple
+    """Lines that a run shows at its start; raises UserError if the task cannot run on this machine."""
     worst: float = 0.0
+    """Paid for a completion that broke the reward: by its time, its memory, or the end of its process."""
     warm: Callable[[], object] | None = None
+    """Loads what the reward needs, before its deadline counts."""
     seconds: float = 0.0
+    """What the reward's own limits allow: its deadline is no earlier."""
     solution: Callable[[Example], str | None] | None = None
+    """A completion that solves the example, for `minrl audit`; None if its data has none."""
     stop_strings: tuple[str, ...] = ()
+    """Texts that end a completion, beside those of the run."""
     name: str = ""
+    """Set by `load_task`, for messages."""
     max_tokens: int = 0
+    """The longest completion of one turn, set by `load_task` from the options; 0: that of the run."""
 
     def __fspath__(self) -> str:
         """What `TrainerConfig(task=...)` keeps of it: its name, under which it is registered."""
         from minrl.tasks import register
 
-        return register(self)
+        return register(self.name or "task", self)
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.dataset, Dataset), f"a task takes a Dataset, got {type(self.dataset).__name__}: {SPLIT}"
-        )
+        got = type(self.dataset).__name__
+        takes = f"a task takes a Dataset, got {got}: make one with split(examples, held_out_share=0.2)"
+        require(isinstance(self.dataset, Dataset), takes)
+        takes = f"stop_strings must be a list of texts, got {self.stop_strings!r}"
+        require(not isinstance(self.stop_strings, str), takes)
         require(self.reward is not None or self.episode is not None, "a task needs a reward or an episode")
 
     @property
@@ -150,49 +163,16 @@ class Task:
         """One episode of the example: the task's own, or a single turn. It pays in `Reward`s."""
         return played(self.name, self.episode, example, rng) if self.episode else self._single_turn(example)
 
-    def paid(self, completion: str, example: Example) -> Job:
+    def reward_job(self, completion: str, example: Example) -> Job:
         """The work that makes the `Reward` of a completion."""
         assert self.reward is not None
         function = functools.partial(reward_of, self.name, self.reward)
-        grader = Grader(function, functools.partial(unpaid, self.worst), self.warm, self.seconds)
+        grader = Grader(function, functools.partial(worst_reward, self.worst), self.warm, self.seconds)
         return Job(grader, (completion, example), cheap=self.cheap)
 
     def _single_turn(self, example: Example) -> Episode:
         completion = yield Turn(SOLO, example.prompt)
-        return {SOLO: (yield self.paid(completion, example))}
-
-
-@dataclass(frozen=True)
-class TaskDefinition:
-    """A line of TASK_DEFINITIONS: the dataclass of the task's options, and the function that makes the task.
-
-    `make(options, data_path)`: `data_path` is empty if the user named no local file. `words(options)` are words that
-    every embedded base model knows, whatever its task: they change the models of all tasks, and need no data. A task's
-    vocabulary is for its own model. `tool` names a row of TOOLS with which the task is always played.
-    """
-
-    options: type
-    make: Callable[[Any, str], Task]
-    words: Callable[[Any], tuple[str, ...]] | None = None
-    tool: str = ""
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.options, type) and is_dataclass(self.options)):
-            raise UserError(f"a task's options must be a dataclass, got {self.options!r}: decorate it with @dataclass")
-        required = [f.name for f in fields(self.options) if f.default is MISSING and f.default_factory is MISSING]
-        if required:
-            raise UserError(f"each option of a task needs a default, {self.options.__name__}.{required[0]} has none")
-        _require_settable(self.options)
-
-    @property
-    def module(self) -> str:
-        """The module that the task is written in."""
-        return self.make.__module__
-
-    @property
-    def path(self) -> str:
-        """The local file or folder of its own rows; empty if it has none."""
-        return ""
+        return {SOLO: (yield self.reward_job(completion, example))}
 
 
 @dataclass(frozen=True)
@@ -201,36 +181,6 @@ class ToolDefinition:
 
     options: type
     wrap: Callable[[Task, Any], Task]
-
-
-def _require_settable(options: type) -> None:
-    """Refuse options that a flag cannot set, or that config.json cannot hold."""
-    try:
-        hints = get_type_hints(options)
-    except Exception as error:  # an annotation is the user's and may raise anything
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"the types of {options.__name__} cannot be resolved: {reason}") from error
-    for one in fields(options):
-        if one.init and not _settable(hints[one.name]):
-            raise UserError(
-                f"{options.__name__}.{one.name} is of type {hints[one.name]}, which no flag can set: take int, "
-                "float, str, bool, Literal, Path, a tuple or list of the first five, or one of these | None"
-            )
-
-
-def _settable(hint: object) -> bool:
-    inner = [kind for kind in get_args(hint) if kind is not NoneType]
-    if NoneType in get_args(hint):
-        return len(inner) == 1 and _settable(inner[0])
-    if get_origin(hint) in (tuple, list):
-        return bool(inner) and all(kind is Ellipsis or _is_simple(kind) for kind in inner)
-    return hint is Path or _is_simple(hint)
-
-
-def _is_simple(hint: object) -> bool:
-    if get_origin(hint) is Literal:
-        return all(isinstance(choice, str | int) for choice in get_args(hint))
-    return hint in (int, float, str, bool)
 
 
 def chat(system: str, user: str) -> list[Message]:
@@ -269,34 +219,25 @@ def split(examples: Iterable[Example], held_out_share: float, by: Callable[[Exam
     """Training and held-out examples, each in an order that only their identities decide.
 
     Examples with the same `by` stay on one side: the identity of the problem, or what problems share that show each
-    other's solutions.
+    other's solutions. If all have the same, they are trained on, unless the share is 1.
     """
-    ordered = in_order_of_identity(examples)
+    ordered = in_hash_order(examples)
     held_out = [example for example in ordered if is_held_out(by(example), held_out_share)]
+    if held_out_share < 1 and len({by(example) for example in ordered}) == 1:
+        held_out = []
     names = {by(example) for example in held_out}
     return Dataset([example for example in ordered if by(example) not in names], held_out, by)
 
 
-def in_order_of_identity(examples: Iterable[Example]) -> list[Example]:
+def in_hash_order(examples: Iterable[Example]) -> list[Example]:
     """The examples in a pseudo-random order, so that the first n are a sample."""
-    examples = list(examples)
-    for example in examples:
-        require_example(example)
     return sorted(examples, key=lambda example: (_fraction(example.id), example.id))
-
-
-def check_held_out_share(task: str, share: float) -> None:
-    """Refuse a share that leaves nothing to evaluate on. 1 leaves nothing to train on, which is enough to evaluate."""
-    require(0 < share <= 1, f"{task}.held_out_share must be in (0, 1], 1 for evaluation only, got {share}")
 
 
 def _fraction(example_id: str) -> float:
     """A number in [0, 1) that the identity alone decides."""
     digest = hashlib.sha256(example_id.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
-
-
-_EMPTY = re.compile(r"<answer>\s*</answer>")
 
 
 def extract_answer(completion: str) -> str | None:
@@ -309,8 +250,30 @@ def extract_answer(completion: str) -> str | None:
     True
     """
     before, tag, last = after_thoughts(completion).rpartition("<answer>")
-    said = _EMPTY.sub("", before) + tag + last
+    said = re.sub(r"<answer>\s*</answer>", "", before) + tag + last
     if said.count("<answer>") != 1 or said.count("</answer>") != 1:
         return None
     answer, closed, _ = said.partition("<answer>")[2].partition("</answer>")
     return answer.strip() if closed else None
+
+
+PLACE = re.compile(r"\{(?:problem|question)\}")
+"""Where the problem stands in a prompt of a file."""
+
+
+def prompt_file(option: str, path: str, names: Iterable[str]) -> str:
+    """The text of a prompt whose file an option names, less its last line end. `names` are its other values."""
+    known = f"{', '.join(names)}, or a file"
+    require(Path(path).is_file(), f"{option} must be {known}, got {path!r}{meant(path, names)}")
+    text = Path(path).read_text(encoding="utf-8").removesuffix("\n")
+    require(PLACE.search(text) is not None, f"{path} needs {{problem}} where the problem stands")
+    return text
+
+
+def filled(text: str, problem: str) -> str:
+    """The prompt with the problem in its place.
+
+    >>> filled("User: {problem} Assistant:", "1 + 1?")
+    'User: 1 + 1? Assistant:'
+    """
+    return PLACE.sub(lambda _: problem, text)

@@ -22,13 +22,14 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal
+from functools import cache, partial
+from typing import Annotated, Any, Literal
 
-from minrl.dataflow import Episode, Example, Prompt, Reward, Turn, require
-from minrl.models.thoughts import after_thoughts
+from minrl.dataflow import Episode, Example, Prompt, Reward, Turn
 from minrl.tasks.answers import plain_characters, unwrapped
-from minrl.tasks.task import Dataset, Task, TaskDefinition, chat, extract_answer
+from minrl.tasks.task import Dataset, TaskOptions, chat, extract_answer
+from minrl.tasks.thoughts import after_thoughts
+from minrl.utils.settings import Bound
 
 INSTRUCTIONS = (
     "Tic-tac-toe: three in a line win. The nine squares of the board are shown row by row: 5 is a free square, me5 is "
@@ -55,16 +56,16 @@ Board = str
 
 
 @dataclass(frozen=True, kw_only=True)
-class TictactoeOptions:
+class TictactoeOptions(TaskOptions):
     """Whom the policy trains against, and from where."""
 
+    prefix = "tictactoe."
     opponent: Literal["self", "random", "minimax", "frozen", "mix"] = "self"
     """self: the policy is both players. frozen: --opponent, or the start model. mix: self, random and minimax."""
-    max_opening: int = 6
+    zero_sum: bool = False
+    """Pay 1, 0 and -1 for a win, a draw and a loss, as SPIRAL does, and not 1, 0.5 and 0."""
+    max_opening: Annotated[int, Bound(least=0, most=8)] = 6
     """Training games begin after 0 to so many legal moves, each number as often."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.max_opening <= 8, f"tictactoe.max_opening must be from 0 to 8, got {self.max_opening}")
 
 
 _BOX = re.compile(r"\A\\boxed\s*\{\s*([0-9])\s*\}\Z")
@@ -139,21 +140,25 @@ def parse_move(completion: str, board: Board) -> str | None:
     return named if named in free_squares(board) else None
 
 
-def result(role: str, ended: str) -> Reward:
+def result(role: str, ended: str, zero_sum: bool = False) -> Reward:
     """1 for a win, 0.5 for a draw, 0 for a loss; `ended` is the winner, `draw`, or who broke the rules: `x illegal`.
+    With `zero_sum` 1, 0 and -1: the rewards of the players sum to 0.
 
     >>> result("x", "x").value, result("o", "draw").value, result("o", "x illegal").value
     (1.0, 0.5, 1.0)
+    >>> [result("x", ended, zero_sum=True).value for ended in ("x", "draw", "o", "x illegal")]
+    [1.0, 0.0, -1.0, -1.0]
     >>> result("x", "x illegal").parts
     {'win': 0.0, 'draw': 0.0, 'loss': 0.0, 'illegal': 1.0}
     """
     other = "o" if role == "x" else "x"
     ends = {role: "win", f"{other} illegal": "win", "draw": "draw", other: "loss", f"{role} illegal": "illegal"}
     parts = {name: float(ends[ended] == name) for name in ("win", "draw", "loss", "illegal")}
-    return Reward(parts["win"] + 0.5 * parts["draw"], parts)
+    share = parts["win"] + 0.5 * parts["draw"]
+    return Reward(2 * share - 1 if zero_sum else share, parts)
 
 
-def episode(example: Example, rng: random.Random) -> Episode:
+def episode(example: Example, rng: random.Random, zero_sum: bool = False) -> Episode:
     """One game from the example's board. `plays` is the policy's side; in self-play it is `x o`."""
     board, opponent, sides = example["board"], example["opponent"], example["plays"].split()
     shown: set[str] = set()
@@ -169,7 +174,7 @@ def episode(example: Example, rng: random.Random) -> Episode:
         else:
             square = rng.choice(free_squares(board) if opponent == "random" else best_squares(board))
         board = played(board, square)
-    return {role: result(role, ended) for role in sides if role in shown}
+    return {role: result(role, ended, zero_sum) for role in sides if role in shown}
 
 
 def message(board: Board, first: bool) -> Prompt:
@@ -206,9 +211,9 @@ def demonstrations(example: Example, rng: random.Random) -> list[tuple[Prompt, s
     return rng.choice([own for own in turns.values() if own])
 
 
-def make(options: TictactoeOptions, data_path: str) -> Task:
+def dataset(options: TictactoeOptions) -> Dataset:
     """Training games from openings against the chosen opponent; held-out games against random and minimax."""
-    require(not data_path, f"tictactoe makes its own games and takes no --data-path, got {data_path!r}")
+    options.require_no_data("games")
     opponents = ("self", "random", "minimax") if options.opponent == "mix" else (options.opponent,)
     train = [
         _example(f"{opponent}, game {n} from {board}", board, opponent, "x o" if opponent == "self" else to_move(board))
@@ -220,15 +225,18 @@ def make(options: TictactoeOptions, data_path: str) -> Task:
         for n in range(HELD_OUT_GAMES)
         for opponent, plays in MATCHES
     ]
-    return Task(
-        Dataset(train, held_out),
-        None,
-        episode=episode,
-        demonstrations=demonstrations,
-        vocabulary=WORDS,
-        cheap=True,
-        frozen_opponent="frozen" in opponents,
-    )
+    return Dataset(train, held_out)
+
+
+def more(options: TictactoeOptions) -> dict[str, Any]:
+    """The game, and what lets the embedded base model play it."""
+    return {
+        "episode": partial(episode, zero_sum=options.zero_sum),
+        "demonstrations": demonstrations,
+        "vocabulary": WORDS,
+        "cheap": True,
+        "frozen_opponent": options.opponent == "frozen",
+    }
 
 
 def openings(longest: int) -> Iterator[Board]:
@@ -252,6 +260,3 @@ MATCHES = tuple(itertools.product(("random", "minimax"), "xo"))
 def _example(name: str, board: Board, opponent: str, plays: str, **category: str) -> Example:
     fields = {"board": board, "opponent": opponent, "plays": plays}
     return Example(name, message(board, first=True), fields, category)
-
-
-TASK = TaskDefinition(TictactoeOptions, make)

@@ -15,7 +15,7 @@ from random import Random
 
 from minrl.dataflow import Example, Prompt
 from minrl.models.chat import text_of
-from minrl.models.thoughts import after_thoughts
+from minrl.tasks.thoughts import after_thoughts
 
 NONSENSE = ("I do not know.", "qwz vrk plim")
 REFUSALS = (

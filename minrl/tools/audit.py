@@ -26,12 +26,12 @@ from minrl.rewards.workers import NO_SECOND_RUN, Failure, Workers
 from minrl.sft.config import RewardConfig
 from minrl.tasks import Task, load_task
 from minrl.tasks.checked import as_reward
-from minrl.tasks.custom import ForeignReward, HeldOutOptions, NotForThisRow
+from minrl.tasks.custom import NotForThisRow, RowOptions, TrlOrVerlReward
 from minrl.tasks.grader import Grader, Reason
 from minrl.tools.attacks import FAMILIES, NONSENSE, Answers, Attack, attacks
 from minrl.utils.cli import Command
 from minrl.utils.files import write_json
-from minrl.utils.settings import Count, Grouped, Seed, meant
+from minrl.utils.settings import Count, Seed, meant
 from minrl.utils.task_names import task_key
 from minrl.utils.text import one_line, printable
 
@@ -49,8 +49,8 @@ SHOWN, WIDTH = 30, 100
 """Characters of a text in the table, columns of the table."""
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class AuditConfig(Grouped):
+@dataclass(init=False)
+class AuditConfig(RewardConfig):
     """Attack a task's reward before anyone trains on it. Ends with status 1 where it pays or breaks wrongly.
 
     python -m minrl audit --task mine.py:name
@@ -70,15 +70,15 @@ class AuditConfig(Grouped):
     """Families of attacks that are not reported, such as `format` for a reward that is to pay for the form alone."""
     output: str = ""
     """JSON file of the findings. Empty: none is written."""
-    reward: RewardConfig = RewardConfig()
 
     @property
     def task_names(self) -> tuple[str, ...]:
         """The task whose reward is attacked."""
-        return (self.reward.task,)
+        return (self.task,)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Refuse families that are not there."""
+        super().check()
         for name in self.leave_out:
             message = f"leave_out: no family {name!r}{meant(name, FAMILIES)}; choose of {', '.join(FAMILIES)}"
             require(name in FAMILIES, message)
@@ -102,15 +102,15 @@ class Finding:
 def main(command: Command[AuditConfig]) -> int:
     """Audit the reward, print the table, and write the findings."""
     config, options = command.config, command.options
-    key = task_key(config.reward.task)
-    if isinstance(options.get(key), HeldOutOptions):  # nothing is trained here: all rows may be attacked
+    key = task_key(config.task)
+    if isinstance(options.get(key), RowOptions):  # nothing is trained here: all rows may be attacked
         options = {**options, key: replace(options[key], held_out_share=1.0)}  # type: ignore[type-var]
-    task = load_task(config.reward.task, options, config.reward.data_path)
+    task = load_task(config.task, options, config.data_path)
     require(task.reward is not None, f"{key} is played over several turns: no single text of it can be paid")
-    reads_tokens = isinstance(task.reward, ForeignReward) and task.reward.reads_tokens
+    reads_tokens = isinstance(task.reward, TrlOrVerlReward) and task.reward.reads_tokens
     require(not reads_tokens, f"{key} reads completion_ids, which the audit's texts do not have")
     for note in task.notes():  # before the workers start: they have the walls that it finds
-        sys.stderr.write(f"{config.reward.task}: {note}\n")
+        sys.stderr.write(f"{config.task}: {note}\n")
     findings, answers = audit(task, config)
     faults = [one.family for one in findings if one.verdict == "fault"]
     counts = [sum(one.verdict == name for one in findings) for name in ("ok", "not tried")]
@@ -121,7 +121,7 @@ def main(command: Command[AuditConfig]) -> int:
     )
     if config.output:
         rows = [{**asdict(one), "given": one.given[:2000]} for one in findings]
-        made = {"task": config.reward.task, "data_path": config.reward.data_path, "seed": config.seed}
+        made = {"task": config.task, "data_path": config.data_path, "seed": config.seed}
         write_json(Path(config.output), {**made, "answers": answers.source, "faults": faults, "findings": rows})
     return int(bool(faults))
 
@@ -178,7 +178,7 @@ class Payer:
 
     def pay_together(self, planned: Sequence[Attack]) -> list[Result]:
         """What a function of TRL's form pays for all in one call."""
-        assert isinstance(self.task.reward, ForeignReward)
+        assert isinstance(self.task.reward, TrlOrVerlReward)
         texts, examples = [one.text for one in planned], [self.examples[one.number] for one in planned]
         with closing(Workers(1, self.deadline_s)) as workers:
             (result,) = workers.run([Job(Grader(self.task.reward.together, _broken), (texts, examples))])
@@ -245,7 +245,7 @@ def find_answers(payer: Payer, config: AuditConfig) -> Answers:
         if said:
             return Answers.of(said, f"the task's {name}", True)
     guesses = [Attack("", n, text) for n, one in enumerate(examples) for text in _guesses(task, one, config.seed)]
-    paid = payer.pay(guesses, config.reward.reward_workers)
+    paid = payer.pay(guesses, config.reward_workers)
     full = [one for one, paid in paid if paid.value is not None and paid.solved]
     given_away = {one.number for one in full if one.text in NONSENSE}
     found = {one.number: one.text for one in reversed(full) if one.number not in given_away}
@@ -273,18 +273,18 @@ def audit(task: Task, config: AuditConfig) -> tuple[list[Finding], Answers]:
         rows = [row for row in rows if row.fields.get(column) is not None]
         require(bool(rows), f"--gold-column {column}: no such field; the examples have {have}")
     examples = random.Random(config.seed).sample(rows, min(config.examples, len(rows)))
-    payer = Payer(task, examples, config.reward.reward_deadline_s)
+    payer = Payer(task, examples, config.reward_deadline_s)
     first = [Attack("nonsense", number, NONSENSE[0]) for number in range(min(2, len(examples)))]
-    tried = payer.pay(first, config.reward.reward_workers)
+    tried = payer.pay(first, config.reward_workers)
     if all(paid.failure for _, paid in tried):  # each further text would take the deadline
         return [fault(tried[0][1].failure, tried, len(tried))], Answers()
     answers = find_answers(payer, config)
     left_out = {*config.leave_out} - {"nonsense", "gold", "other"}  # by which the others are judged
     planned = [one for one in attacks(examples, answers, config.seed) if one.family not in left_out]
-    results = payer.pay(planned, config.reward.reward_workers)
+    results = payer.pay(planned, config.reward_workers)
     unpaid = all(paid.value is None and not paid.failure for _, paid in results)
     require(not unpaid, "the reward returns None for every text: it applies to none of these rows")
-    judge = Judge(results, answers, not isinstance(task.reward, ForeignReward))
+    judge = Judge(results, answers, not isinstance(task.reward, TrlOrVerlReward))
     found = {name: judge.finding(name) for name in FAMILIES} | _paid_again(payer, results)
     return [found[name] for name in FAMILIES if name not in config.leave_out], answers
 
@@ -298,7 +298,7 @@ def _paid_again(payer: Payer, results: Sequence[Result]) -> dict[str, Finding]:
         return {name: Finding(name, "not tried", do=why) for name in ("repeatable", "batch")}
     one_by_one = payer.pay([*texts, *texts[::-1]], 1)
     found = {"repeatable": _compared("repeatable", [*one_by_one, *payer.pay([*texts, *texts], 4)], len(texts))}
-    if not (isinstance(payer.task.reward, ForeignReward) and payer.task.reward.takes_batches):
+    if not (isinstance(payer.task.reward, TrlOrVerlReward) and payer.task.reward.takes_batches):
         found["batch"] = Finding("batch", "not tried", do="the reward is called with one completion at a time")
     elif found["repeatable"].verdict == "fault":
         found["batch"] = Finding("batch", "not tried", do="see repeatable")

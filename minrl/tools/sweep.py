@@ -15,21 +15,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import Any
 
 import yaml
 
-from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
+from minrl.config import OptionsByTask, TrainerConfig
 from minrl.dataflow import UserError, require
 from minrl.report.page import write_report
 from minrl.report.runs import REPORTS, read_run
-from minrl.run.defaults import UNKNOWN, num_weights, part, with_defaults
 from minrl.run.folder import RunFolder
+from minrl.run.sizes import UNKNOWN, num_weights, with_sizes
 from minrl.tasks import load_task
-from minrl.utils.cli import Command, parse, read_config_file, to_dict
+from minrl.utils.cli import Command, near, parse, read_config_file, to_dict
 from minrl.utils.files import writing
 from minrl.utils.processor import own_cores
 from minrl.utils.settings import Count, Settings
@@ -43,7 +43,7 @@ OWN = ("run_name", "resume", "preflight_only", "config")
 """Settings that a sweep gives its runs, or that would keep them from running."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(init=False)
 class SweepConfig(Settings):
     """Train over a grid of settings, and report on all runs. The file is as of --config, with a list of values for each
     setting that varies, such as `seed: [0, 1, 2]`.
@@ -70,12 +70,12 @@ class Planned:
     name: str
     given: Mapping[str, Any]
     settings: TrainerConfig
-    options: TaskOptions
+    options: OptionsByTask
 
     @property
     def folder(self) -> Path:
         """Where the run is, or will be."""
-        return Path(self.settings.logging.runs_dir) / self.name
+        return Path(self.settings.runs_dir) / self.name
 
     @property
     def state(self) -> str:
@@ -85,8 +85,7 @@ class Planned:
         run = RunFolder(self.folder)
         if not run.exists:
             return "new"
-        options = {task: with_absolute_paths(own) for task, own in self.options.items()}
-        given = to_dict(with_absolute_paths(self.settings), options)
+        given = to_dict(self.settings, self.options)
         free = ("resume", "runs_dir", "checkpoints_dir", "quiet")
         same = all(run.config.get(name, value) == value for name, value in given.items() if name not in free)
         return "complete" if same and run.summary else "begun"
@@ -127,13 +126,24 @@ def _planned(sweep: str, given: Mapping[str, Any], varied: Sequence[str], whole:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(yaml.safe_dump(dict(given)))
         file.flush()
-        command = with_defaults(parse(TrainerConfig, ["--config", file.name]))
+        command = parse(TrainerConfig, ["--config", file.name])
+        command = replace(command, config=with_sizes(command.config)[0])
     values = to_dict(command.config, command.options)
     values |= {f"{task}.{name}": value for task, own in values.pop("tasks").items() for name, value in own.items()}
     shown = {name: str(values[name]).replace("/", "-") if name in whole else values[name] for name in varied}
     parts = [part(name, value) for name, value in shown.items() if name != "seed"]
     name = "-".join([sweep, *parts, f"seed{command.config.seed}"])
     return Planned(name, given, command.config.with_settings(run_name=name), command.options)
+
+
+def part(name: str, value: Any) -> str:  # noqa: ANN401 - a setting
+    """A setting in a name; of a path the last part."""
+    if isinstance(value, float):
+        value = f"{value:g}"
+    elif isinstance(value, str) and "/" in value:
+        value = Path(value).name
+    text = re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
+    return text if name == "model_id" else f"{name}={text}"
 
 
 def main(command: Command[SweepConfig]) -> int:
@@ -144,7 +154,7 @@ def main(command: Command[SweepConfig]) -> int:
     if config.dry_run:
         sys.stdout.writelines(f"{run.state}: {run.name} {json.dumps(run.given)}\n" for run in planned)
         return 0
-    places = places_for(config.at_once, on_cpu=all(run.settings.model.device == "cpu" for run in planned))
+    places = places_for(config.at_once, on_cpu=all(run.settings.device == "cpu" for run in planned))
     folder = planned[0].folder.parent / REPORTS / sweep_name(path)
     with writing(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -171,7 +181,7 @@ def require_sources(runs: Sequence[Planned]) -> None:
     read: set[tuple[str, str, str]] = set()
     for run in runs:
         config = run.settings
-        model, runs_dir = config.model.model_id, config.logging.runs_dir
+        model, runs_dir = config.model_id, config.runs_dir
         require(not model or num_weights(model, runs_dir) != UNKNOWN, f"{run.name}: the model {model} cannot be read")
         for name in config.task_names:
             source = name, config.data_of(task_key(name)), repr(run.options)
@@ -213,7 +223,7 @@ def train_all(runs: Sequence[Planned], places: Sequence[Place], logs: Path) -> t
                 while waiting and free and not signals:
                     run, place = waiting.pop(0), free.pop(0)
                     going[_start(run, place, logs)] = run.name, place
-                    _say(f"{run.name} (log {logs / run.name}.txt)")
+                    _say(f"{run.name} (log {near(logs / run.name)}.txt)")
                 for number in signals[passed_on:]:
                     passed_on += 1
                     for process in going:
@@ -234,7 +244,8 @@ def train_all(runs: Sequence[Planned], places: Sequence[Place], logs: Path) -> t
 
 def _failure(name: str, status: int, log: Path) -> str:
     how = f"failed with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
-    return f"{name} {how}: {(log.read_text(errors='replace').strip() or 'no output').splitlines()[-1]} (log {log})"
+    last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
+    return f"{name} {how}: {last} (log {near(log)})"
 
 
 def _start(run: Planned, place: Place, logs: Path) -> Popen[bytes]:

@@ -35,13 +35,13 @@ class UpdateDiagnostics:
         """Sample the tracked examples with the weights that the next step trains."""
         plan = tracked_plan(parts.task, parts.config)
         tracked = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan).rollouts
-        return cls(parts.policy, parts.config, parts.state.temperature or parts.config.rollout.temperature, tracked)
+        return cls(parts.policy, parts.config, parts.state.temperature or parts.config.temperature, tracked)
 
     def measure(
         self, rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"], update: Update
     ) -> tuple[Float[Tensor, " SM"], dict[str, float]]:
         """How far each token moved (NaN where the update did not score its rollout), and the curves of that."""
-        own, settings = make_batch(rollouts, advantages), self._config.algorithm
+        own, settings = make_batch(rollouts, advantages), self._config
         before = torch.cat([update.logprobs.double(), self._before])
         moved, count = self._score([*rollouts, *self.tracked]) - before, len(own.rollout_of)
         of_tokens = advantages[own.rollout_of]

@@ -1,4 +1,4 @@
-"""The curves of a run: numbers of a step by tag, their distributions, and TensorBoard's page of charts.
+"""The curves of a run: numbers of a step by tag, and TensorBoard's page of charts.
 
 A new curve of the step's rollouts goes here, as an entry of `rollout_metrics`. Others are made where their numbers are:
 `curves` in `policy_loss` (minrl/losses.py; tensors with an entry per token, reduced by their mean, or by the suffix of
@@ -8,17 +8,13 @@ metrics.jsonl, a chart of TensorBoard and one of W&B.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import compress
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from minrl.dataflow import Reward, Rollout
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.rollout import Rollouts
 from minrl.utils.statistics import part_means
-from minrl.utils.task_names import TaskTerms
 
 CHARTS = {
     "Held-out score, reward, length, gap": {
@@ -44,39 +40,35 @@ CHARTS = {
 """The tab CUSTOM SCALARS: row, chart, patterns of its tags. In TIME SERIES every tag has a chart of its own."""
 
 
-def step_metrics(sampled: Rollouts, terms: Mapping[str, TaskTerms]) -> dict[str, float]:
-    """Scalars by tag of what a step sampled. Of several tasks, `task/NAME/...` are those of each, and it alone has
-    parts of the reward and roles, whose names may mean another thing in another task.
+def step_metrics(sampled: Rollouts, limits: Mapping[str, int]) -> dict[str, float]:
+    """Scalars by tag of what a step sampled. `limits` are the tokens that one turn of each task may have. Of several
+    tasks, `task/NAME/...` are those of each, and it alone has parts of the reward and roles, whose names may mean
+    another thing in another task.
     """
-    by_task = {}
-    for task, (max_tokens, _) in terms.items():
-        rollouts = [one for one in sampled.rollouts if one.task == task]
-        if rollouts:
-            num_lost = sum(one.task == task for one in sampled.outcomes) - len(rollouts)
-            by_task[task] = rollout_metrics(rollouts, max_tokens, num_lost)
-    if "" in by_task:
-        return by_task[""]
-    limit = sum(len(one.turns) * terms[one.task].max_tokens for one in sampled.rollouts)
-    shared = rollout_metrics(sampled.rollouts, 1, len(sampled.outcomes) - len(sampled.rollouts))
-    shared["rollout/limit_frac"] = sum(one.num_sampled for one in sampled.rollouts) / max(1, limit)
-    return {
-        **{tag: value for tag, value in shared.items() if not tag.startswith(("reward/part/", "reward/role/"))},
-        **{f"task/{task}/{tag}": value for task, metrics in by_task.items() for tag, value in metrics.items()},
-    }
+    metrics = rollout_metrics(sampled.rollouts, limits, len(sampled.outcomes) - len(sampled.rollouts))
+    if "" in limits:
+        return metrics
+    metrics = {tag: value for tag, value in metrics.items() if not tag.startswith(("reward/part/", "reward/role/"))}
+    for task in limits:
+        own = [one for one in sampled.rollouts if one.task == task]
+        num_lost = sum(one.task == task for one in sampled.outcomes) - len(own)
+        found = rollout_metrics(own, limits, num_lost) if own else {}
+        metrics |= {f"task/{task}/{tag}": value for tag, value in found.items()}
+    return metrics
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int = 0) -> dict[str, float]:
-    """Scalars by tag. Rewards are means over scorable rollouts; `max_tokens` is the limit of one turn; the episodes of
-    `num_lost` completions failed before their first turn.
+def rollout_metrics(rollouts: Sequence[Rollout], limits: Mapping[str, int], num_lost: int = 0) -> dict[str, float]:
+    """Scalars by tag. Rewards are means over scorable rollouts; the episodes of `num_lost` completions failed before
+    their first turn.
     """
     scored = [one for one in rollouts if one.reward is not None]
     lengths = np.array([one.num_sampled for one in rollouts])
-    turns = sum(len(one.turns) for one in rollouts)
+    limit = sum(len(one.turns) * limits[one.task] for one in rollouts)
     return {
         "reward/unscorable_frac": 1 - len(scored) / (len(rollouts) + num_lost),
         "rollout/completion_tokens_mean": float(lengths.mean()),
         "rollout/completion_tokens_max": float(lengths.max()),
-        "rollout/limit_frac": float(lengths.sum() / max(1, turns * max_tokens)),
+        "rollout/limit_frac": float(lengths.sum() / max(1, limit)),
         "rollout/truncated_frac": float(np.mean([one.truncated for one in rollouts])),
         "rollout/entropy": float(-sum(sum(one.rollout_logprobs) for one in rollouts) / max(1, lengths.sum())),
         "rollout/prompt_tokens_mean": float(np.mean([one.prompt_length for one in rollouts])),
@@ -136,17 +128,4 @@ def speeds(metrics: Mapping[str, float], sampled_tokens: int) -> dict[str, float
         f"speed/{name}tokens_per_s": count / metrics[f"time/{phase}_s"]
         for name, (phase, count) in tokens.items()
         if count and metrics.get(f"time/{phase}_s")
-    }
-
-
-def distributions(rollouts: Sequence[Rollout], logprobs: Float[Tensor, " S"]) -> dict[str, np.ndarray]:
-    """Rewards and lengths of the rollouts, and the raw importance weight exp(policy - engine) of their S sampled
-    tokens, those left out that the policy did not score (NaN).
-    """
-    sampled = [logprob for r in rollouts for logprob in compress(r.rollout_logprobs, r.loss_mask)]
-    gap = logprobs.double().cpu().numpy() - np.array(sampled, dtype=np.float64)
-    return {
-        "reward/value": np.array([reward.value for reward in _rewards(rollouts)], dtype=np.float64),
-        "rollout/completion_tokens": np.array([r.num_sampled for r in rollouts], dtype=np.float64),
-        "engine/importance_weight": np.exp(gap[~np.isnan(gap)]),
     }

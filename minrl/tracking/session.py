@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from minrl.algorithms import Advantages
 from minrl.dataflow import Rollout, UserError, require
-from minrl.evaluation import evaluations_after
+from minrl.evaluation import result_line
 from minrl.models.scoring import LARGEST_GAP
 from minrl.report.lines import add_moved, readable, training_lines
 from minrl.rollout import Rollouts
@@ -43,13 +42,14 @@ from minrl.run.setup import START, Parts
 from minrl.run.stopping import StepSignals, best_of, ended_by, fall, note_score, score_in, scores_of, why_ended
 from minrl.sampling import every, warn_of_failures
 from minrl.tracking.diagnostics import UpdateDiagnostics
-from minrl.tracking.metrics import distributions, over_processes, speeds, step_metrics
-from minrl.tracking.timers import TIMERS, Usage, timed
-from minrl.tracking.writers import RunFiles, TensorBoard, Wandb, hashes_of_step
+from minrl.tracking.metrics import over_processes, speeds, step_metrics
+from minrl.tracking.samples import sample_rows
+from minrl.tracking.timers import TIMERS, timed, usage
+from minrl.tracking.writers import RunFiles, hashes_of_step
 from minrl.update import Update
 from minrl.utils.cli import near
-from minrl.utils.console import FILE_ONLY, RESULT, STEP
-from minrl.utils.files import read_record, write_json, writing
+from minrl.utils.console import FILE_ONLY, RESULT, activity
+from minrl.utils.files import read_record, write_json
 from minrl.utils.signals import exit_status
 from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import task_key
@@ -77,9 +77,7 @@ class Session:
         self._evaluated_at: int | None = None
         self._owed = False  # the step's evaluation is still to come
         self._signals, self._bar = StepSignals(self.processes), ExitStack()
-        self._step_s, self._evaluation_s = list[float](), list[float]()
         self._files: RunFiles | None = None
-        self._boards: list[Any] = []
         self._saved, self._finished = self.run.checkpoint, False
         self._metrics: dict[str, float] = {}
         self._facts: dict[str, float] = {}
@@ -89,10 +87,10 @@ class Session:
         self._signals.__enter__()  # before, nothing is written, and a signal stops at once
         try:
             self._open()
-            if self._owed or (self.state.step == 0 and self.parts.config.evaluation.eval_first):
+            if self._owed or (self.state.step == 0 and self.parts.config.eval_first):
                 self.evaluate()
                 self._write_line()
-            if self.main and self.parts.config.logging.keep_best:
+            if self.main and self.parts.config.keep_best:
                 name_best(self.run.checkpoints, self.state)  # a stop or kill may have come before that
         except BaseException:
             self.__exit__(*sys.exc_info())
@@ -104,14 +102,15 @@ class Session:
             self._bar.close()
             if self._files is not None:
                 self._files.flush()
-                self._show("close", self._finished)
+                self._files.show("close", self.state.step, self._finished)
         self._signals.__exit__()
         if kind is not None and self._files is not None:  # else nothing was begun that could be resumed
             cause = error if isinstance(error, UserError | KeyboardInterrupt) else None
             quietly = logger.bind(**{FILE_ONLY: True}).opt(exception=None if cause else error)
             quietly.error(f"{kind.__name__}: {error}")  # whoever catches it shows it on the terminal
-            saved = last_saved(self.run.checkpoints) or self.run.checkpoint or "none yet"
-            logger.error(f"stopped at step {self.state.step}; last checkpoint {saved}: {self.run.resume_command}")
+            saved = last_saved(self.run.checkpoints) or self.run.checkpoint
+            left = f"last checkpoint {saved}: {self.run.resume_command}" if saved else "no checkpoint was saved yet"
+            logger.error(f"stopped at step {self.state.step}; {left}")
 
     # Steps
 
@@ -127,17 +126,22 @@ class Session:
 
     @property
     def _ended_by(self) -> str:
-        return ended_by(scores_of(self.state), self.parts.config.evaluation)
+        return ended_by(scores_of(self.state), self.parts.config)
 
     def steps(self) -> Iterator[int]:
         """The steps that are still to be made."""
         while not self.ended:
-            if self._diagnostics and every(self.parts.config.logging.rollouts_every, self.state.step + 1):
+            if self._diagnostics and self._shows(self.state.step + 1):
                 with timed("eval"):
                     self._of_step = self._diagnostics.of_next_step(self.parts)
                 self._forget()
             self.state.step += 1
             yield self.state.step
+
+    def _shows(self, step: int) -> bool:
+        """Whether a step's rollouts are written: of one in every so many, of the first and of the last."""
+        config = self.parts.config
+        return every(config.rollouts_every, step) or (config.rollouts_every > 0 and step in (1, config.steps))
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add numbers of the step, by tag."""
@@ -154,7 +158,10 @@ class Session:
             with timed("log"):
                 new_tokens = sum(one.num_sampled for one in sampled.rollouts)
                 self.state.sampled_tokens += new_tokens
-                self.add(step_metrics(sampled, self.parts.config.rollout.terms))
+                members, limit = self.parts.task.members.items(), self.parts.config.max_tokens
+                self.add(step_metrics(sampled, {name: task.max_tokens or limit for name, task in members}))
+            if self._shows(self.state.step):
+                self._show_samples("train", [result_line("sampled", one) for one in sampled.rollouts])
         if sampled is not None and advantages is not None and update is not None:
             self._require_exact(update.metrics)
             self.add({**advantages.metrics, **update.metrics})
@@ -166,9 +173,6 @@ class Session:
                 self.add(curves)
                 lines = training_lines(policy, sampled.rollouts, advantages.values, update) if self.main else []
                 self.save_rollouts(self._of_step.tracked, lines, moved)
-                with timed("log"):
-                    for tag, values in distributions(sampled.rollouts, update.logprobs).items():
-                        self._show("histogram", tag, values)
                 self._of_step = None
         self._write_line(new_tokens, hashes)
 
@@ -181,10 +185,18 @@ class Session:
         self._forget()
         if self._files is None:
             return
+        self._show_samples("tracked", [result_line("greedy", one) for one in tracked])
         with timed("log"):
             others = readable(self.parts.policy, tracked, "held_out")
             add_moved([*lines, *others], moved)
             self._files.rollouts(self.state.step, [*lines, *others])
+
+    def _show_samples(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Show the first of these completions on the boards."""
+        rows = sample_rows(lines)
+        if self._files is not None and rows:
+            with timed("log"):
+                self._files.show("samples", self.state.step, f"samples/{name}", rows)
 
     def _require_exact(self, metrics: Mapping[str, float]) -> None:
         """Refuse a step whose engine should have sampled with the policy's own probabilities and did not."""
@@ -202,24 +214,19 @@ class Session:
         """
         self.state.seconds = self._seconds
         seconds, memory = TIMERS.take()
-        own = {**self._facts, **memory, **self._usage.take()}
+        own = {**self._facts, **memory, **usage()}
         self.add(over_processes(self.processes.gather([own])))
         # If the step's evaluation was left to this run, the seconds before the stop count too.
         self.add({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
         self.add(speeds(self._metrics, new_tokens))
-        evaluation_s = seconds.get("time/eval_s", 0.0) if self._evaluated_at == self.state.step else 0.0
-        self._evaluation_s += [evaluation_s] * (evaluation_s > 0)
-        self._step_s += [seconds["time/step_s"] - evaluation_s] * (hashes is not None)  # not of an owed evaluation
         with timed("log"):
             metrics = {tag: float(value) for tag, value in self._metrics.items()}
             if self._files is not None and not self._owed:
-                self._show("scalars", metrics)
+                self._files.show("scalars", self.state.step, metrics)
                 self._files.metrics(self.state.step, metrics)
             if self._files is not None and hashes:
                 self._files.fingerprint(self.state.step, hashes)
-            self._report(self.state.step, self._note(metrics), self._left_s())
-            if self.main and self._evaluated_at == self.state.step:  # now that the step's rollouts are written
-                self._refresh_page()
+            self._report(self.state.step, self._note(metrics))
         self.state.unfinished = metrics if self._owed else {}
         self._metrics, self._facts, self._owed = {}, {}, False
         self._signals.ask()
@@ -236,21 +243,12 @@ class Session:
 
     def _note(self, metrics: Mapping[str, float]) -> str:
         """The note beside the bar."""
-        held_out = self.evaluations.get(task_key(self.parts.config.rollout.task))
+        held_out = self.evaluations.get(task_key(self.parts.config.task))
         note = [f"reward {metrics['reward/mean']:.2f}"] if "reward/mean" in metrics else []
         note += [f"loss {metrics['sft/loss']:.3f}"] if "sft/loss" in metrics else []
         if held_out is not None and held_out.measured:
             note += [f"held-out {100 * held_out.pass_at_1:.0f} %"]
-        note += [f"{fmean(self._step_s):.2g} s/step"] if self._step_s else []
         return "  ".join(note)
-
-    def _left_s(self) -> float | None:
-        """The seconds of the remaining steps and evaluations, each as long as those of this run so far took."""
-        if not self._step_s:
-            return None
-        step, config = self.state.step, self.parts.config
-        evaluations = evaluations_after(step, config.steps, config.evaluation)
-        return (config.steps - step) * fmean(self._step_s) + evaluations * fmean(self._evaluation_s or [0.0])
 
     @property
     def _seconds(self) -> float:
@@ -276,22 +274,27 @@ class Session:
         """Add the held-out figures, and the score to the state."""
         state, config = self.state, self.parts.config
         self._evaluated_at, self.evaluations = state.step, evaluations
+        if self._files is not None and any(one.results for one in evaluations.values()):
+            with timed("log"):
+                lines = ({"task": name, **line} for name, one in evaluations.items() for line in one.results)
+                self._files.evaluation(state.step, lines)
         for name, evaluation in evaluations.items():
+            self._show_samples(f"held_out/{name}", evaluation.results)
             self.add(evaluation.metrics(name))
             logger.info(f"step {state.step}: {name} {evaluation.text()}")
             warn_of_failures(f"held-out episodes of {name}", evaluation.failures)
-        score = score_in(self._metrics, task_key(config.rollout.task), state.step)
+        score = score_in(self._metrics, task_key(config.task), state.step)
         note_score(state, self.processes.gather([score])[0])  # as the main process has it
         fallen = fall(scores_of(state)) if score is not None else ""
         if fallen:
-            best = best_in(self.run.checkpoints) if config.logging.keep_best else None
+            best = best_in(self.run.checkpoints) if config.keep_best else None
             logger.warning(f"step {state.step}: {fallen}" + (f": {best}" if best else ""))
         if state.step == 0 and self.main:
             write_json(self.run.folder / EVAL_BEFORE, {k: one.to_json() for k, one in evaluations.items()})
 
     def save_if_due(self) -> None:
         """Save a checkpoint every so many steps, after a signal, and where the score is the best so far."""
-        config = self.parts.config.logging
+        config = self.parts.config
         best = config.keep_best and self._evaluated_at == self.state.step
         best = best and self.processes.on_main(lambda: is_best(self.run.checkpoints, self.state))
         if best or self.interrupted or every(config.save_every, self.state.step):
@@ -302,7 +305,7 @@ class Session:
         with timed("save"):
             if self._files is not None:
                 self._files.flush()
-            config, parts = self.parts.config.logging, (self.parts.policy, self.parts.optimizer, self.state)
+            config, parts = self.parts.config, (self.parts.policy, self.parts.optimizer, self.state)
             self._saved = save_checkpoint(self.run.checkpoints, *parts, config.keep_checkpoints, config.keep_best)
             if self._files is not None:
                 self._files.fingerprint(self.state.step, {"files": read_state(self._saved)[HASHES]})
@@ -315,50 +318,32 @@ class Session:
         logged: list[dict[str, Any]] = []
         if self.main:
             shown: dict[str, Any] = {}
-            if config.rollout.task:
-                shown["prompt"] = self.parts.task.dataset.held_out[0].prompt
+            if config.task:
+                dataset = self.parts.task.dataset
+                shown["prompt"] = [*dataset.held_out[:1], *dataset.train[:1]][0].prompt
                 shown["task_stop_strings"] = [*self.parts.task.stop_strings]
             cut_after = begin(self.run, config.steps, shown)
             self._files = RunFiles(self.run.folder, cut_after)
             earlier = RunFolder(self.run.folder).metrics
             logged = [line for line in earlier if line["step"] == cut_after]
-            with writing(self.run.folder):
-                self._open_boards(earlier, cut_after)
+            self._files.open_boards(config.logger, self.parts.scored, hyperparameters(self.run), earlier)
             if self.run.checkpoint and "files" not in RunFolder(self.run.folder).fingerprints.get(step, {"files": ""}):
                 self._files.fingerprint(step, {"files": read_state(self.run.checkpoint)[HASHES]})  # killed before it
             self.parts.screen.log_to(self.run.folder / "log.txt")
-            self._refresh_page()  # a resume may have cut away steps that the page shows
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
         for name, task in self.parts.tasks.items():
             for note in task.notes():
                 logger.info(f"{name}: {note}")
         self._compare_sandboxes()
-        self._report = self._bar.enter_context(self.parts.screen.progress(STEP, config.steps, done=step))
+        self._report = self._bar.enter_context(activity("step", config.steps, done=step))
         (logged, *_) = self.processes.gather([logged])
         self._owed = bool(self.state.unfinished) and not logged
         if self.state.unfinished and logged:  # it was killed after the evaluation that its checkpoint waits for
-            note_score(self.state, score_in(logged[0], task_key(config.rollout.task), step))
+            note_score(self.state, score_in(logged[0], task_key(config.task), step))
         self._metrics = dict(self.state.unfinished) if self._owed else {}
         self._forget()
-        self._usage = Usage()
+        usage()  # it measures from now on
         TIMERS.restart()
-
-    def _open_boards(self, earlier: Sequence[Mapping[str, Any]], cut_after: int | None) -> None:
-        folder, settings, logging = self.run.folder, hyperparameters(self.run), self.parts.config.logging
-        self._boards.append(TensorBoard(folder, self.parts.scored, settings, cut_after))
-        if logging.logger == "wandb":
-            self._boards.append(Wandb(folder, self.parts.scored, settings, earlier))
-
-    def _show(self, kind: str, *what: object) -> None:
-        """Call the method of this name of each board."""
-        with writing(self.run.folder):
-            for board in self._boards:
-                getattr(board, kind)(self.state.step, *what)
-
-    def _refresh_page(self) -> None:
-        from minrl.report.rollouts import refresh_page
-
-        refresh_page(self.run.folder)
 
     def _compare_sandboxes(self) -> None:
         """All processes of the run, perhaps of several machines, must have the same walls around untrusted code."""
@@ -378,8 +363,8 @@ class Session:
             self._signals.ask()
         self._bar.close()
         if self.interrupted:
-            saved = f"saved {self._saved}" if self._saved else "nothing to save before the first step"
-            logger.warning(f"{saved}; go on with: {self.run.resume_command}")
+            saved = f"saved {self._saved}; go on with: {self.run.resume_command}" if self._saved else ""
+            logger.warning(saved or "stopped before the first step, with nothing to resume from")
             self._signals.ended()
             return exit_status(self._signals.stopped_by)
         self.state.seconds = self._seconds
@@ -400,7 +385,7 @@ class Session:
         logger.info("\n".join(next_steps(self.run, final, best, self._ended_by)))
         done = f"{self.state.step} step{'s' * (self.state.step != 1)} in {self.state.seconds:.0f} s"
         if self._ended_by:
-            done += f", ended early: {why_ended(scores, self.parts.config.evaluation)}"
+            done += f", ended early: {why_ended(scores, self.parts.config)}"
         done += f"; checkpoint {near(final)}"
         if best is not None and best.name != final.name:
             done += f"; the best, {best_of(score for score in scores if score.step == step_of(best))}: {best.name}"

@@ -1,4 +1,4 @@
-"""Seconds of a step by phase; memory and processor time.
+"""Seconds of a step by phase; memory, and how busy the machine is.
 
     @timed("update")                    or          with timed("save"):
     def update_policy(...): ...                         save_checkpoint(...)
@@ -12,12 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import psutil
 import torch
-
-from minrl.utils.processor import cpu_cores
 
 MEASURED = ("rollout", "update", "sync", "eval")
 """Phases after which GPU memory is measured."""
@@ -76,33 +74,14 @@ TIMERS = Timers()
 timed = TIMERS.timed
 
 
-class Usage:
-    """What the process, its reward workers and what they started use, from one call of `take` to the next."""
-
-    def __init__(self) -> None:
-        self._at, (self._cpu_s, _) = time.perf_counter(), cpu_and_memory()
-
-    def take(self) -> dict[str, float]:
-        """Values by tag."""
-        now, (cpu_s, memory) = time.perf_counter(), cpu_and_memory()
-        share = max(0.0, cpu_s - self._cpu_s) / max(1e-9, now - self._at) / cpu_cores()
-        self._at, self._cpu_s = now, cpu_s
-        values = {"memory/peak_gib": peak_memory() / 2**30, "system/memory_gib": memory / 2**30}
-        if torch.cuda.is_available():
-            values["system/device_memory_gib"] = device_memory() / 2**30
-        return {**values, "system/cpu_percent": 100 * share}
-
-
-def cpu_and_memory() -> tuple[float, int]:
-    """Seconds of processor time, with that of children that were waited for, and bytes of resident memory. Pages that
-    two processes share count in both.
+def usage() -> dict[str, float]:
+    """By tag: the peak memory of this process, and what the machine uses; of its processors the share of the time
+    since the last call.
     """
-    own, seconds, memory = psutil.Process(), 0.0, 0
-    for process in [own, *own.children(recursive=True)]:
-        with suppress(psutil.Error):  # it ended a moment ago
-            seconds += sum(process.cpu_times()[:4])  # user and system, of the process and of such children
-            memory += process.memory_info().rss
-    return seconds, memory
+    values = {"memory/peak_gib": peak_memory() / 2**30, "system/memory_gib": psutil.virtual_memory().used / 2**30}
+    if torch.cuda.is_available():
+        values["system/device_memory_gib"] = device_memory() / 2**30
+    return {**values, "system/cpu_percent": psutil.cpu_percent()}
 
 
 def device_memory() -> int:

@@ -1,228 +1,148 @@
-"""The terminal of a run: messages, progress with the time left, tables. No bars where the output is not a terminal.
+"""The terminal of a run: messages, progress bars with the time left, tables. Where the output is no terminal there are
+no bars, and a line for each step. `--quiet` leaves the warnings, and the result.
 
-A line about progress is logged where an activity has lasted for a second for the first time, and then every 30 s, by a
-thread: nothing that lasts long is silent. `--quiet` leaves the warnings, and the result.
+Inside a program of the user's (`in_program`) the program's own handlers of loguru show the messages, and stay as they
+are.
 """
 
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from loguru import logger
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.measure import Measurement
-from rich.progress_bar import ProgressBar
-from rich.segment import Segments
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 from rich.text import Text
 
 from minrl.utils.files import writing
-from minrl.utils.text import indented, one_line, printable, without_keys
+from minrl.utils.text import one_line, printable, without_keys
 
-SHOWN_AFTER_S, SAID_EVERY_S, TICK_S = 1.0, 30.0, 0.25
-"""A shorter activity has no bar and no line; between two lines; between two looks of the thread."""
-
-STEP = "step"
-"""The activity of a run's steps, whose bar is always shown."""
+SHOWN_AFTER_S = 1.0
+"""A shorter activity has no bar."""
 
 FILE_ONLY, RESULT = "file_only", "result"
 """Marks of messages (`logger.bind`): not on the terminal, and with --quiet too."""
 
-IN_FILE: dict[str, Any] = {
-    "level": "INFO",
-    "format": "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}",
-    "diagnose": False,  # variables in tracebacks may be as long as a batch, or a key
-}
+_HOSTED = ContextVar("hosted", default=False)
 
 
-# Progress: whoever works reports with `activity`, and a screen shows what is active
+@contextmanager
+def in_program() -> Iterator[None]:
+    """Screens inside add nothing to the terminal, which is that of a user's program, and log minrl's messages alone."""
+    before = _HOSTED.set(True)
+    try:
+        yield
+    finally:
+        _HOSTED.reset(before)
 
 
-@dataclass(eq=False)
-class Activity:
-    """Work of `total` parts (0: unknown), of which `begun` were done before it started."""
-
-    name: str
-    total: int
-    started: float
-    done: int = 0
-    begun: int = 0
-    note: str = ""
-    end: float | None = None
-    """When it will end, if whoever reports has said so."""
+class _Bars(Progress):
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table([task for task in self.tasks if (task.elapsed or 0) >= SHOWN_AFTER_S])
 
 
-ACTIVE: list[Activity] = []
-"""What is going on, the outermost first."""
+BARS = _Bars(
+    TextColumn("{task.description}", markup=False),
+    BarColumn(20),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+    TextColumn("{task.fields[note]}", markup=False),
+    console=Console(stderr=True, emoji=False),
+    transient=True,
+    speed_estimate_period=3600.0,  # a step may take minutes
+    redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
+)
+"""What is going on, the outermost first. Nothing is drawn before a `Screen` starts it."""
 
 
 @contextmanager
 def activity(name: str, total: int = 0, done: int = 0) -> Iterator[Callable[..., None]]:
-    """An activity inside. Call what it yields with the number of parts done, a note to show beside it, and the seconds
-    left, which follow from the pace if they are not given.
+    """A bar inside, of work of `total` parts (0: unknown) of which some are done. Yields `report(parts done,
+    note beside the bar)`. Where no bars are drawn, a report with a note is logged.
 
     >>> with activity("counting", 3) as report:
     ...     for number in range(3):
     ...         report(number + 1)
     """
-    one = Activity(name, total, time.monotonic(), done, done)
+    shown = "  " * len(BARS.task_ids) + printable(name)
+    task = BARS.add_task(shown, total=total or None, completed=done, note="")
 
-    def report(completed: int, note: str = "", left_s: float | None = None) -> None:
-        if completed == done:  # what came before the first part does not tell how long a part takes
-            one.started = time.monotonic()
-        one.done, one.note = completed, note
-        one.end = None if left_s is None else time.monotonic() + left_s
+    def report(completed: int, note: str = "") -> None:
+        BARS.update(task, completed=completed, note=printable(note))
+        if note and not BARS.live.is_started:
+            logger.info(f"{name} {completed}/{total}  {note}")
 
-    ACTIVE.append(one)
     try:
         yield report
     finally:
-        ACTIVE.remove(one)
+        BARS.remove_task(task)
 
 
 class Screen:
-    """The terminal of one process; `show` is False for all but the first. Inside its context progress is shown."""
+    """The terminal of one process; `show` is False for all but the first. It takes back its own handlers alone."""
 
-    def __init__(self, quiet: bool, show: bool = True, now: Callable[[], float] = time.monotonic) -> None:
-        self.console = Console(stderr=True, quiet=not show, emoji=False)
-        self.quiet, self.logs, self.now = quiet or not show, show, now
-        self._live: Live | None = None
-        self._said, self._named = now(), set[str]()
-        self._early: list[str] = []
-        self._drawing = threading.RLock()  # of two threads at once, rich erases what one wrote
-        self._ended = threading.Event()
-        logger.remove()
-        logger.add(self._write, level="INFO", format="{time:HH:mm:ss} {level: <7} {message}", filter=self._shown)
-        self._keeping = logger.add(self._early.append, **IN_FILE)
+    def __init__(self, quiet: bool, show: bool = True) -> None:
+        self.quiet, self.show = quiet, show and not _HOSTED.get()
+        self._handlers: list[int] = []
 
     def __enter__(self) -> "Screen":
-        if self.console.is_terminal and not self.quiet:
-            self._live = Live(
-                get_renderable=self._bars,
-                console=self.console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=sys.stdout.isatty(),
-            )
-            self._live.start()
-        self._ended.clear()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
-        self._thread.start()
+        if self.show:
+            self._add(self._write, "{time:HH:mm:ss} {level: <7} {message}", self._shown)
+        if self.show and not self.quiet and BARS.console.is_terminal:
+            BARS.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._live is not None:
-            self._live.stop()
-
-    def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[..., None]]:
-        """A bar with the time left; yields `report(parts done, note beside the bar)`."""
-        return activity(title, total, done)
-
-    def _watch(self) -> None:
-        while not self._ended.wait(TICK_S):
-            self.tick()
-
-    def tick(self) -> None:
-        """Draw the bars, and log the line that is due."""
-        now, active = self.now(), list(ACTIVE)
-        if self._live is not None:
-            with self._terminal():
-                self._live.refresh()
-        outermost = [one for one in active if one.name != STEP][:1] or [one for one in active if one.done > one.begun]
-        lasting = {one.name for one in outermost if now - one.started >= SHOWN_AFTER_S}
-        if self.logs and active and (lasting - self._named or now - self._said >= SAID_EVERY_S):
-            self._said = now
-            self._named |= lasting
-            line = "  ".join(_line_of(one, now) for one in active)
-            # Where bars are drawn, the line is for log.txt only.
-            (logger if self._live is None else logger.bind(**{FILE_ONLY: True})).info(line)
-
-    def _bars(self) -> RenderableType:
-        now, grid = self.now(), Grid.grid(padding=(0, 1))
-        shown = [one for one in list(ACTIVE) if one.name == STEP or now - one.started >= SHOWN_AFTER_S]
-        for depth, one in enumerate(shown):
-            bar = ProgressBar(one.total or None, one.done, width=20, pulse=not one.total)
-            texts = (
-                f"{one.done}/{one.total}" * bool(one.total),
-                _time_left(one, now) or duration(now - one.started),
-                one.note,
-            )
-            grid.add_row(Text("  " * depth + one.name), bar, *map(Text, texts))
-        return grid if shown else Group()
+        if BARS.live.is_started:
+            with _terminal():
+                BARS.stop()
+        for handler in self._handlers:
+            logger.remove(handler)
 
     def log_to(self, path: Path) -> None:
-        """Write the messages to a file too, including the earlier ones."""
-        logger.remove(self._keeping)
-        with writing(path), path.open("a", encoding="utf-8") as file:
-            file.writelines(map(_line, self._early))
-        self._early.clear()
-        self._keeping = logger.add(partial(_append, path), **IN_FILE)
+        """Write the messages from now on to a file too."""
+
+        def append(message: str) -> None:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(_line(message) + "\n")
+
+        with writing(path):
+            path.touch()
+        self._add(append, "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}", "minrl" if _HOSTED.get() else None)
+
+    def _add(self, sink: Callable[[str], None], form: str, which: Any) -> None:  # noqa: ANN401 - loguru's filters
+        # Variables in tracebacks may be as long as a batch, or a key.
+        self._handlers.append(logger.add(sink, level="INFO", format=form, filter=which, diagnose=False))
 
     def _shown(self, record: Any) -> bool:  # noqa: ANN401 - loguru's
-        extra = record["extra"]
-        loud = RESULT in extra or record["level"].no >= logger.level("WARNING").no
-        return FILE_ONLY not in extra and (loud or not self.quiet)
-
-    @contextmanager
-    def _terminal(self) -> Iterator[None]:
-        """Held by who writes. A terminal that was closed reads no more, and the run saves its step all the same."""
-        with self._drawing:
-            try:
-                yield
-            except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # also for what is left in the stream's buffer
+        loud = RESULT in record["extra"] or record["level"].no >= logger.level("WARNING").no
+        return FILE_ONLY not in record["extra"] and (loud or not self.quiet)
 
     def _write(self, message: str) -> None:
-        with self._terminal():
-            self.console.print(_line(message).rstrip(), markup=False, highlight=False, soft_wrap=True)
+        with _terminal():
+            BARS.console.print(_line(message), markup=False, highlight=False, soft_wrap=True)
 
 
-def _append(path: Path, message: str) -> None:
-    """Add a message to the file. A full disk is no error here: the message was shown, and required writes fail."""
-    with suppress(OSError), path.open("a", encoding="utf-8") as file:
-        file.write(_line(message))
+@contextmanager
+def _terminal() -> Iterator[None]:
+    """Of who writes to it. A terminal that was closed reads no more, and the run saves its step all the same."""
+    try:
+        yield
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # also for what is left in the stream's buffer
 
 
 def _line(message: str) -> str:
     """A message as it is shown: what others wrote commands no terminal, begins no line of the log and holds no key."""
-    return without_keys(indented(message.rstrip())) + "\n"
-
-
-def _line_of(one: Activity, now: float) -> str:
-    """How much is done, and the time left if that is known."""
-    count = f"{one.done}/{one.total}" if one.total else f"for {duration(now - one.started)}"
-    return "  ".join(filter(None, [f"{one.name} {count}", one.note, _time_left(one, now)]))
-
-
-def _time_left(one: Activity, now: float) -> str:
-    if one.end is not None:
-        return f"{duration(max(0.0, one.end - now))} left"
-    if not one.total or one.done <= one.begun:
-        return ""
-    return f"{duration((now - one.started) / (one.done - one.begun) * (one.total - one.done))} left"
-
-
-def duration(seconds: float) -> str:
-    """A duration in the unit that suits it.
-
-    >>> duration(2.6), duration(89.0), duration(200.0), duration(20000.0)
-    ('2.6 s', '89 s', '3 min', '5.6 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+    return without_keys(printable(message.rstrip()).replace("\n", "\n    "))
 
 
 @dataclass(frozen=True)
@@ -235,28 +155,14 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def print_tables(tables: Iterable[Table], elsewhere: str, console: Console | None = None) -> None:
-    """Write tables to the console (None: standard output), as wide as the terminal but at least 80 columns. Long names
-    are broken and figures are not; a table that is too wide is left out, and `elsewhere` says where it is.
-    """
+def print_tables(tables: Iterable[Table], console: Console | None = None) -> None:
+    """Write tables to the console (None: standard output). What is too wide for it is folded."""
     console = console or Console()
-    width = max(80, console.width)
     for table in tables:
         drawn = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        lines = [[one_line(cell) for cell in line] for line in table.lines]
-        for place, column in enumerate(map(one_line, table.columns)):
-            if place == 0:
-                drawn.add_column(Text(column), overflow="fold", min_width=12)
-            else:
-                heading = wrap(column, max(8, *(len(line[place]) for line in lines)))
-                drawn.add_column(Text("\n".join(heading)), justify="right", no_wrap=True)
-        for line in lines:
-            drawn.add_row(*map(Text, line))
-        least = Measurement.get(console, console.options.update(max_width=10_000), drawn).minimum
-        if least > width:
-            console.print(Text(f"\n{printable(table.title)}: too wide for this terminal, see {elsewhere}"))
-            continue
-        console.print(Text(f"\n{printable(table.title)}", style="bold"))
-        console.print(Segments(console.render(drawn, console.options.update(width=width))), crop=False)
-        for note in table.notes:
-            console.print(Text(printable(note)))
+        for place, column in enumerate(table.columns):
+            drawn.add_column(Text(one_line(column)), justify="right" if place else "left", overflow="fold")
+        for line in table.lines:
+            drawn.add_row(*(Text(one_line(cell)) for cell in line))
+        notes = (Text(printable(note)) for note in table.notes)
+        console.print(Text(f"\n{printable(table.title)}", style="bold"), drawn, *notes, sep="\n")

@@ -2,17 +2,21 @@
 
 import csv
 import fcntl
+import gzip
+import importlib.util
 import json
 import os
 import re
 import shutil
 import socket
 import stat
-import tempfile
+import sys
 import traceback
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from minrl.dataflow import UserError, require
@@ -47,15 +51,6 @@ def refusal(error: Exception) -> str | None:
         return error.strerror or str(error)
     of_rust = re.search(r"([^:(]+) \(os error \d+\)", str(error))  # of safetensors and tokenizers
     return of_rust[1].strip() if of_rust else None
-
-
-def require_writable(folder: Path) -> None:
-    """Raise `UserError` if no file can be written to the folder, or to its nearest existing parent."""
-    folder = _existing(folder)
-    with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(4096))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def free_bytes(folder: Path) -> int:
@@ -139,7 +134,7 @@ def fsync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all; so do the three writers below."""
+    """Write a text file, whole or not at all; so do the four writers below."""
     with atomic_write(path) as file:
         file.write(text)
 
@@ -153,6 +148,21 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> None:
     """Write a line of JSON for each record."""
     with atomic_write(path) as file:
         file.writelines(json_text(record) + "\n" for record in records)
+
+
+def write_packed(path: Path, records: Iterable[Any]) -> None:
+    """Write compressed lines of JSON, the same bytes for the same records."""
+    with atomic_write(path, "wb") as raw, gzip.GzipFile("", "wb", 3, raw, mtime=0) as file:
+        file.writelines(f"{json_text(record)}\n".encode() for record in records)
+
+
+def read_packed(path: Path) -> list[Any]:
+    """The values of compressed lines of JSON. Raises `UserError` in one line if the file cannot be read."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UserError(f"{path.name} cannot be read: {error}") from error
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -178,48 +188,40 @@ def read_record(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> list[Any]:
-    """The values of a JSONL file, None for NaN and infinities; [] if the file is missing.
-
-    A torn last line is left out. `damaged` is called with each other line that is not JSON, as a power failure may
-    leave it; without `damaged` such a line raises `UserError`.
+def read_jsonl(path: Path) -> list[Any]:
+    """The values of a JSONL file, None for NaN and infinities; [] if the file is missing. A torn last line is left out.
+    Raises `UserError` for another line that is not JSON.
     """
-    return [value for _, value in _whole_lines(path, _content(path), damaged)]
+    return [_value(path, line) for line in whole_lines(path)]
 
 
-def cut_jsonl(path: Path, keeps: Callable[[Any], bool], damaged: Callable[[str], object] | None = None) -> list[Any]:
-    """Keep the lines of a JSONL file whose value `keeps` takes, without a torn last line; returns their values. What is
-    damaged is cut too, as in `read_jsonl`. The file is written only where something is cut.
+def cut_jsonl(path: Path, keeps: Callable[[Any], bool]) -> None:
+    """Keep the lines of a JSONL file whose value `keeps` takes, without a torn last line. The file is written only
+    where something is cut.
     """
-    before = _content(path)
-    kept = [(line, value) for line, value in _whole_lines(path, before, damaged) if keeps(value)]
-    if sum(len(line) for line, _ in kept) < len(before):
+    kept = [line + b"\n" for line in whole_lines(path) if keeps(_value(path, line))]
+    if path.exists() and sum(map(len, kept)) < path.stat().st_size:
         with atomic_write(path, "wb") as file:
-            file.writelines(line for line, _ in kept)
-    return [value for _, value in kept]
+            file.writelines(kept)
 
 
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
-
-
-def _whole_lines(path: Path, content: bytes, damaged: Callable[[str], object] | None) -> Iterator[tuple[bytes, Any]]:
-    for line in content.split(b"\n")[:-1]:
-        try:
-            value = read_line(line)
-        except json.JSONDecodeError as error:
-            if damaged is None:
-                found = f"{error.msg}: {error.doc[:40]!r}"
-                raise UserError(f"{path} is damaged: a line is not JSON ({found})") from error
-            damaged(error.doc)
-            continue
-        yield line + b"\n", value
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file without a torn last one, which a kill cut off; [] if the file is missing."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def read_line(line: bytes) -> Any:  # noqa: ANN401 - whatever the line holds
     """The value of a line of JSONL, None for NaN and infinities."""
     text = line.decode(errors="backslashreplace")  # bytes that are not UTF-8 become \x.., which is not JSON
     return json.loads(text, parse_constant=lambda name: None)
+
+
+def _value(path: Path, line: bytes) -> Any:  # noqa: ANN401 - whatever the line holds
+    try:
+        return read_line(line)
+    except json.JSONDecodeError as error:
+        found = f"{error.msg}: {error.doc[:40]!r}"
+        raise UserError(f"{path} is damaged: a line is not JSON ({found}): remove that line") from error
 
 
 def append_jsonl(path: Path, records: Iterable[Any]) -> None:
@@ -240,40 +242,26 @@ def is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def lock(path: Path, wait: bool = False) -> IO[str] | None:
-    """Lock a file until the result is closed or the process ends; None if another process has the lock.
-
-    The file names the process that has the lock (`holder`).
+def lock(path: Path) -> AbstractContextManager[Any] | None:
+    """Lock a file until the end of the context that is returned, or of the process, however it ends; None if another
+    process has the lock. The file names the process that has it (`holder`).
     """
-    file = None
-    try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        if os.fstat(file.fileno()).st_nlink == 0:  # its holder removed it; the path leads to another file now
-            file.close()
-            return lock(path, wait) if wait else None
-        _name_holder(path, file.fileno())
+    from filelock import FileLock, Timeout  # for 40 ms, which reward workers do without
+
+    try:  # the fallback to a file that says "locked" would outlive a process that is killed
+        held = FileLock(path, timeout=0, fallback_to_soft=False).acquire()
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        return held
+    except Timeout:
+        return None
     except OSError as error:
-        if file is not None:
-            file.close()
-        if isinstance(error, BlockingIOError | FileNotFoundError):  # the latter: its folder was just removed
+        if not path.parent.exists():  # it was just removed
             return None
         raise UserError(f"cannot lock {path}: {refusal(error)}; it must be on a disk that can be written") from error
-    return file
-
-
-def _name_holder(path: Path, descriptor: int) -> None:
-    """Write the name of this process into the locked file, which is removed if the disk has no room."""
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    except OSError:
-        path.unlink()
-        raise
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has the lock of a file, which stays as it is."""
+    """Whether a process has the lock of a file, which stays as it is and may be another user's."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -286,25 +274,7 @@ def is_locked(path: Path) -> bool:
 
 def holder(path: Path) -> str:
     """The process that has the lock of a file."""
-    try:
-        return path.read_text().strip() or "a process that has just begun"
-    except OSError:  # it ended and removed the file
-        return "a process that has just ended"
-
-
-def lock_in_turn(path: Path, say: Callable[[str], None]) -> IO[str]:
-    """Lock a file. If another process has it, name that process and wait."""
-    held = lock(path)
-    if held is None:
-        say(holder(path))
-        held = lock(path, wait=True)
-    assert held is not None, "the folder of a lock that is waited for stays"
-    return held
-
-
-def same_file(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one file, also through links."""
-    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+    return (path.read_text().strip() if path.exists() else "") or "a process that has just begun"
 
 
 @contextmanager
@@ -318,3 +288,14 @@ def importing(what: str) -> Iterator[None]:
         lines = [one for one in lines if not Path(one.filename).is_relative_to(PACKAGE)]
         place = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
         raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}{place}") from error
+
+
+def imported_file(path: str, what: str) -> ModuleType:
+    """A user's file as a module. `what` asked for it."""
+    require(Path(path).is_file(), f"{what}: no file {path}")
+    spec = importlib.util.spec_from_file_location(f"minrl_own_{Path(path).stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    with importing(f"{what}: {path}"):
+        spec.loader.exec_module(module)
+    return module

@@ -4,7 +4,6 @@ import re
 from urllib.parse import urlsplit
 
 from minrl.dataflow import require
-from minrl.utils.text import without_keys
 
 OPENAI_URL = "https://api.openai.com/v1"
 OPENAI_HOST = "api.openai.com"
@@ -15,11 +14,8 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 def require_variable(flag: str, name: str) -> None:
     """Refuse what is no name of an environment variable, without repeating it: it may be the key itself."""
-    require(
-        re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name) is not None,
-        f"{flag} names the environment variable that holds the key, in capital letters, digits and underscores, such "
-        f"as {KEY_VARIABLE}; what was given is no such name, and is not repeated in case it is a key",
-    )
+    named = re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name) is not None
+    require(named, f"{flag} names the environment variable that holds the key, such as {KEY_VARIABLE}, not the key")
 
 
 def checked_url(base_url: str) -> str:
@@ -29,17 +25,11 @@ def checked_url(base_url: str) -> str:
     ('https://api.openai.com/v1', 'http://127.0.0.1:8000/v1')
     """
     example = "such as http://127.0.0.1:8000/v1"
-    own = not any(mark in base_url for mark in "@?#") and without_keys(base_url) == base_url
+    own = not any(mark in base_url for mark in "@?#")
     require(own, f"a base URL must hold no key and no user, {example}: put the key into the environment")
-    try:
-        parts = urlsplit(base_url or OPENAI_URL)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, brackets that hold no address
-        usable = False
+    usable = re.fullmatch(r"https?://(\[[\da-f:.]+\]|[^/:\s\[]+)(:\d+)?(/\S*)?", base_url or OPENAI_URL) is not None
     require(usable, f"a base URL must begin with http:// or https:// and a host, {example}, got {base_url!r}")
-    ends = parts.path.rstrip("/").endswith("/completions")
-    require(not ends, f"a base URL ends before /chat/completions, {example}, got {base_url!r}")
-    secure = parts.scheme == "https" or not is_openai(base_url)
+    secure = base_url.startswith("https:") or not is_openai(base_url)
     require(secure, f"{OPENAI_HOST} is asked by https alone, got {base_url!r}")
     return (base_url or OPENAI_URL).rstrip("/")
 

@@ -1,11 +1,10 @@
-"""Settings as frozen dataclasses: converted to their types, checked against their bounds, given flat or in groups.
+"""Settings as dataclasses: converted to their types and checked against their bounds, when made and when assigned.
 
->>> @dataclass(frozen=True, kw_only=True)
+>>> @dataclass(init=False)
 ... class Sizes(Settings):
 ...     group_size: Annotated[int, Bound(least=1)] = 8
->>> Sizes(group_size="4")
-Sizes(group_size=4)
->>> Sizes(group_size=0)
+>>> sizes = Sizes(group_size="4")
+>>> sizes.group_size = 0
 Traceback (most recent call last):
     ...
 minrl.dataflow.UserError: group_size must be at least 1, got 0
@@ -16,87 +15,199 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from minrl.dataflow import UserError, require
 
-ROWS = "rows"
-"""Metadata of a setting of text: the names that it may have, beside `path/to/file.py:name`."""
+BY_SIZE = "by the model's size"
+"""Marks a setting whose default is None: `minrl.run.sizes` fills it in."""
+
+PATH, PATH_OR_NAME = "a path", "a path, or a name"
+"""Mark a setting whose path is made absolute; the second only where it exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """An interval in which a setting must be. `zero` says what 0 means where it is allowed beside the interval.
+    """An interval in which a setting must be.
 
-    >>> str(Bound(least=1)), str(Bound(above=0, below=1)), str(Bound(least=1, most=1024, zero="one per core"))
-    ('at least 1', 'above 0 and below 1', '0 (one per core), or from 1 to 1024')
+    >>> str(Bound(least=1)), str(Bound(above=0, below=1)), str(Bound(least=1, most=1024))
+    ('at least 1', 'above 0 and below 1', 'from 1 to 1024')
     """
 
     least: float = -inf
     above: float = -inf
     most: float = inf
     below: float = inf
-    zero: str = ""
 
     def __str__(self) -> str:
-        limits = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
-        texts: dict[float, str] = {2.0**63: "2^63"}
-        words = " and ".join(f"{name} {texts.get(limit, f'{limit:g}')}" for name, limit in limits if abs(limit) < inf)
         if -inf < self.least and self.most < inf:
-            words = f"from {self.least:g} to {self.most:g}"
-        return f"0 ({self.zero}), or {words}" if self.zero else words
+            return f"from {self.least:g} to {self.most:g}"
+        limits = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
+        return " and ".join(f"{name} {limit:g}" for name, limit in limits if abs(limit) < inf)
 
     def holds(self, value: float) -> bool:
         """Whether the value is in the interval; NaN is in none."""
-        inside = self.least <= value <= self.most and self.above < value < self.below
-        return inside or (bool(self.zero) and value == 0)
+        return self.least <= value <= self.most and self.above < value < self.below
 
 
 Count = Annotated[int, Bound(least=1)]
 Natural = Annotated[int, Bound(least=0)]
-CountOrOff = Annotated[int, Bound(least=1, zero="off")]
 Positive = Annotated[float, Bound(above=0)]
-PositiveOrOff = Annotated[float, Bound(above=0, zero="off")]
+NotNegative = Annotated[float, Bound(least=0)]
 Share = Annotated[float, Bound(least=0, most=1)]
 ShareBelowOne = Annotated[float, Bound(least=0, below=1)]
 Seed = Annotated[int, Bound(least=0, below=2**63)]
 Calls = Annotated[int, Bound(least=1, most=256)]
+LocalPath = Annotated[str, PATH]
+PathOrName = Annotated[str, PATH_OR_NAME]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of a config, or of a group in it. `owner` is the dataclass that declares it."""
+    """A field of a config, or of a task's options. `marks` are bounds and the marks above."""
 
     name: str
     hint: Any
-    bounds: tuple[Bound, ...]
+    marks: tuple[Any, ...]
     default: Any
-    metadata: Mapping[Any, Any]
-    owner: type
-    group: str = ""
+
+    @property
+    def by_size(self) -> bool:
+        """Whether None stands for what follows from the model's size."""
+        return BY_SIZE in self.marks
+
+    def checked(self, value: Any, name: str = "") -> Any:  # noqa: ANN401 - a setting
+        """The value as the setting has it. Raises `UserError` if it is of another type or out of bounds."""
+        name = name or self.name
+        if self.by_size and value in (None, "None"):
+            return None
+        value = converted(name, self.hint, value)
+        for mark in self.marks:
+            if isinstance(mark, Bound) and value is not None:
+                require(mark.holds(value), f"{name} must be {mark}, got {value}")
+        absolute = PATH in self.marks or (PATH_OR_NAME in self.marks and Path(value or "/").exists())
+        return os.path.abspath(os.path.expanduser(value)) if value and absolute else value
 
 
 def _settings_of(cls: Any) -> dict[str, Setting]:  # noqa: ANN401 - a dataclass
-    found: dict[str, Setting] = {}
-    hints, bounded = get_type_hints(cls), get_type_hints(cls, include_extras=True)
+    hints, found = get_type_hints(cls, include_extras=True), {}
+    left_out = set(getattr(cls, "not_taken", ())) - cls.__annotations__.keys()
     for one in fields(cls):
-        hint = hints[one.name]
-        if is_dataclass(hint):
-            for name, inner in settings_of(hint).items():
-                found[name] = replace(inner, group=one.name, default=getattr(one.default, name))
-        elif one.init:
-            bounds = getattr(bounded[one.name], "__metadata__", ())
-            found[one.name] = Setting(one.name, hint, bounds, one.default, one.metadata, cls)
+        if one.init and one.name not in left_out:
+            hint, *marks = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else [hints[one.name]]
+            found[one.name] = Setting(one.name, hint, tuple(marks), one.default)
     return found
 
 
 settings_of: Callable[[Any], dict[str, Setting]] = cache(_settings_of)
-"""Every setting of a dataclass and of the groups in it, by name."""
+"""Every setting of a dataclass, by name."""
+
+
+def between(cls: Any, first: str, last: str) -> frozenset[str]:  # noqa: ANN401 - a dataclass
+    """The names of the fields from one to another, in the order in which they are declared."""
+    names = [one.name for one in fields(cls)]
+    return frozenset(names[names.index(first) : names.index(last) + 1])
+
+
+class Settings:
+    """A dataclass whose settings are converted to their types and checked, when it is made and when one is assigned.
+
+    With `dataclass(init=False)` the names of other trainers are taken too, and an unknown name is one line.
+    """
+
+    prefix: ClassVar[str] = ""
+    """What messages put before the name of a setting, such as `countdown.` for a task's options."""
+    not_taken: ClassVar[frozenset[str]] = frozenset()
+    """Fields of a class above that this program has no setting for, unless it declares one itself."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Settings by the names that other trainers have for them."""
+    hints: ClassVar[Mapping[str, str]] = {}
+    """What to say of names that other trainers have for what is not there."""
+
+    def __new__(cls, **given: Any) -> Self:  # noqa: ANN401 - settings
+        """An object that knows what it was given: a resumed run keeps the rest."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "_given", frozenset(given))
+        return made
+
+    def __init__(self, **given: Any) -> None:  # noqa: ANN401 - settings
+        values = with_own_names(type(self), given)
+        object.__setattr__(self, "_given", frozenset(values))
+        for one in fields(self):  # type: ignore[arg-type]
+            value = values.get(one.name, one.default)
+            require(value is not MISSING, f"{one.name} has no default: give {flag_of(one.name)}")
+            object.__setattr__(self, one.name, value)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        for name, one in settings_of(type(self)).items():
+            object.__setattr__(self, name, one.checked(getattr(self, name), self.prefix + name))
+        object.__setattr__(self, "_made", True)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that contradict each other: when the config is made, and when a run starts."""
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - a setting
+        if "_made" in vars(self):
+            (name,) = with_own_names(type(self), {name: value})
+            value = settings_of(type(self))[name].checked(value, self.prefix + name)
+            object.__setattr__(self, "_given", self._given | {name})
+        object.__setattr__(self, name, value)
+
+    _given: frozenset[str]
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the settings that were given; those that are not at their defaults, if all were, as
+        `dataclasses.replace` does.
+        """
+        own = settings_of(type(self))
+        if self._given >= own.keys():
+            return frozenset(name for name, one in own.items() if getattr(self, name) != one.checked(one.default))
+        return self._given
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its name."""
+        return {name: getattr(self, name) for name in settings_of(type(self))}
+
+    def with_settings(self, **changed: Any) -> Self:  # noqa: ANN401 - settings
+        """A copy with other values of single settings."""
+        before = self.settings
+        return type(self)(**{**{name: before[name] for name in self.given}, **changed})
+
+
+def with_own_names(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by the names of the class's settings. Raises `UserError` that names all unknown ones."""
+    known = settings_of(cls)
+    named: dict[str, Any] = {}
+    for given, value in values.items():
+        name = given if given in known else cls.aliases.get(given, given)
+        same = name not in named or named[name] == value
+        require(same, f"{name} is given twice, under two names, as {named.get(name)!r} and {value!r}: leave one out")
+        named[name] = value
+    hidden = cls.not_taken - known.keys()  # which `dataclasses.replace` gives too, at their defaults
+    named = {name: value for name, value in named.items() if name not in hidden or value != getattr(cls, name)}
+    if unknown := [name for name in named if name not in known]:
+        raise UserError(unknown_names("setting", {name: repr(name) for name in unknown}, cls, [*known, *cls.aliases]))
+    return named
+
+
+def unknown_names(kind: str, unknown: Mapping[str, str], cls: type, known: Iterable[str]) -> str:
+    """One line on names that nothing has, each with the hint for it or the names that are near. `unknown` has the
+    spelling of each.
+    """
+    hints, known, said = getattr(cls, "hints", {}), list(known), []
+    for name, spelled in unknown.items():
+        hint = hints.get(name.lower()) or meant(spelled.strip("'"), known)[2:]
+        said.append(f"{spelled}: {hint}" if hint else spelled)
+    return f"unknown {kind}{'s' * (len(said) > 1)} {'; '.join(said)}"
 
 
 def converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
@@ -105,37 +216,35 @@ def converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types 
     >>> converted("steps", int, "5"), converted("learning_rate", float, "3e-4"), converted("k", tuple[int, ...], ["1"])
     (5, 0.0003, (1,))
     """
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
-    if kinds != [hint] and value in (None, "None"):
-        return None
-    kind, origin, inner = kinds[0], get_origin(kinds[0]), get_args(kinds[0])
+    inner = get_args(hint)
+    if NoneType in inner:
+        return None if value in (None, "None") else converted(name, inner[0], value)
+    origin, value = get_origin(hint), value.item() if type(value).__module__ == "numpy" else value
+    if origin in (tuple, list) and isinstance(value, str):
+        value = [value]  # as `stop_strings: END` in YAML
     if origin in (tuple, list) and isinstance(value, list | tuple):
-        each = [inner[0]] * len(value) if origin is list or inner[-1] is Ellipsis else inner
-        if len(each) == len(value):
-            return origin(converted(name, one, own) for one, own in zip(each, value, strict=True))
-    elif (origin is Literal and value in inner) or (origin is None and kind not in WORDS):
+        return origin(converted(name, inner[0], one) for one in value)
+    if origin is Literal and value in inner:
         return value
-    elif kind is str and isinstance(value, os.PathLike):  # a path, or a task of one's own by its name
-        return os.fspath(value)
-    elif isinstance(value, str if kind in (int, float, Path) else ()) or (kind is float and type(value) is int):
+    if hint in (str, Path) and isinstance(value, str | os.PathLike):  # a path, or a task of one's own by its name
+        return hint(os.fspath(value))
+    if hint in (int, float) and isinstance(value, str | int) and not isinstance(value, bool):
         with suppress(ValueError, OverflowError):
-            return kind(value)  # YAML reads 3e-4 as a string
-    elif origin is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            value = hint(value)  # YAML reads 3e-4 as a string
+    known = hint in WORDS and isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    if known and not (isinstance(value, float) and not math.isfinite(value)):
         return value
-    made = ", or what @minrl.task makes of a function" if callable(value) and kind is str else ""
-    raise UserError(f"{name} must be {_in_words(kind)}{made}, got {value!r:.80}{meant(value, inner)}")
+    if origin is None and hint not in WORDS:
+        return value
+    made = ", or what @minrl.task makes of a function" if callable(value) and hint is str else ""
+    kind = f"one of {', '.join(map(str, inner))}" if origin is Literal else WORDS[origin or hint]
+    raise UserError(f"{name} must be {kind}{made}, got {value!r:.80}{meant(value, inner)}")
 
 
-WORDS = {int: "an integer", float: "a number", str: "text", bool: "true or false", Path: "a path"}
-
-
-def _in_words(kind: Any) -> str:  # noqa: ANN401 - types are data here
-    inner = get_args(kind)
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, inner))}"
-    if get_origin(kind) is tuple and inner[-1] is not Ellipsis:
-        return f"a list of {len(inner)}: {', '.join(map(_in_words, inner))}"
-    return f"a list, each {_in_words(inner[0])}" if inner else WORDS[kind]
+WORDS: dict[Any, str] = {
+    int: "an integer", float: "a finite number", str: "text", bool: "true or false", Path: "a path",
+    tuple: "a list", list: "a list",
+}  # fmt: skip
 
 
 def flag_of(name: str) -> str:
@@ -147,89 +256,14 @@ def flag_of(name: str) -> str:
     return f"--{name}".replace("_", "-").replace("/", "-")
 
 
-def close_names(word: object, choices: Iterable[object], cutoff: float = 0.5) -> list[str]:
-    """The one or two choices that a word may have meant."""
+def close_names(word: object, choices: Iterable[object], cutoff: float = 0.75) -> list[str]:
+    """The one or two choices that a word may have meant: none below this likeness (`difflib`, 0 to 1)."""
     names, lower = {one.lower(): one for one in choices if isinstance(one, str)}, str(word).lower()
     close = [lower] if lower in names else difflib.get_close_matches(lower, names, n=2, cutoff=cutoff)
     return [names[one] for one in close]
 
 
-def meant(word: object, choices: Iterable[object], cutoff: float = 0.5) -> str:
+def meant(word: object, choices: Iterable[object], cutoff: float = 0.75) -> str:
     """A suggestion to append, where one or two of the choices are near."""
     close = close_names(word, choices, cutoff)
     return f": did you mean {' or '.join(close)}?" if close else ""
-
-
-class Settings:
-    """A dataclass whose settings are converted to their types and checked against their bounds when it is made."""
-
-    prefix = ""
-    """What messages put before the name of a setting, such as `countdown.` for a task's options."""
-
-    def __new__(cls, **given: Any) -> Self:  # noqa: ANN401 - settings
-        """An object that knows what it was given."""
-        made = super().__new__(cls)
-        object.__setattr__(made, "_arguments", frozenset(given))
-        return made
-
-    def __post_init__(self) -> None:
-        for name, one in settings_of(type(self)).items():
-            if one.group:
-                continue
-            value = converted(self.prefix + name, one.hint, getattr(self, name))
-            infinite = isinstance(value, float) and not math.isfinite(value)
-            require(not infinite, f"{self.prefix}{name} must be finite, got {value}")
-            for bound in one.bounds:
-                require(bound.holds(value), f"{self.prefix}{name} must be {bound}, got {value}")
-            object.__setattr__(self, name, value)
-
-    @property
-    def given(self) -> frozenset[str]:
-        """The names of the settings that were given; those that are not at their defaults, if all were, as
-        `dataclasses.replace` does.
-        """
-        own = {name: one.default for name, one in settings_of(type(self)).items() if not one.group}
-        if vars(self)["_arguments"] >= {one.name for one in fields(self)}:  # type: ignore[arg-type]
-            return frozenset(name for name, default in own.items() if getattr(self, name) != default)
-        return vars(self)["_arguments"].intersection(own)
-
-
-class Grouped(Settings):
-    """A config that has groups of settings. It takes groups, single settings of theirs, or both."""
-
-    def __init__(self, **given: Any) -> None:  # noqa: ANN401 - settings and groups
-        left, hints = dict(given), get_type_hints(type(self))
-        groups = {one.group for one in settings_of(type(self)).values()}
-        replaced = given.keys() == {one.name for one in fields(self)}  # type: ignore[arg-type]
-        for one in fields(self):  # type: ignore[arg-type]
-            kind: Any = hints[one.name]
-            value: Any = one.default
-            if one.name not in groups:
-                value = left.pop(one.name, value)
-                require(value is not MISSING, f"{one.name} has no default: give {flag_of(one.name)}")
-            else:
-                whole = isinstance(left.get(one.name), kind)
-                require(whole or not replaced, f"dataclasses.replace takes {one.name} as a group: see with_settings")
-                value = left.pop(one.name) if whole else value
-                own = {name: left.pop(name) for name in settings_of(kind) if name in left}
-                value = kind(**{**{name: getattr(value, name) for name in value.given}, **own}) if own else value
-            object.__setattr__(self, one.name, value)
-        for name in left:
-            raise UserError(f"unknown setting {name!r}{meant(name, settings_of(type(self)))}")
-        self.__post_init__()
-
-    @property
-    def given(self) -> frozenset[str]:
-        """The names of the settings that were given, alone or in groups."""
-        return super().given.union(*(group.given for group in vars(self).values() if isinstance(group, Settings)))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Every setting by its name, without groups."""
-        found = settings_of(type(self)).values()
-        return {one.name: getattr(getattr(self, one.group) if one.group else self, one.name) for one in found}
-
-    def with_settings(self, **changed: Any) -> Self:  # noqa: ANN401 - settings
-        """A copy with other values of single settings."""
-        before = self.settings
-        return type(self)(**{**{name: before[name] for name in self.given}, **changed})

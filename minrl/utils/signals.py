@@ -40,12 +40,6 @@ def stop_at_once(number: int, _frame: FrameType | None = None) -> None:
     raise Stopped(number)
 
 
-def leave_at_once(number: int, _frame: FrameType | None = None) -> None:
-    """A signal handler that ends the process with a line, where nothing is to be released."""
-    os.write(2, b"interrupted\n")
-    os._exit(exit_status(number))
-
-
 @contextmanager
 def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Install a handler inside for the stop signals that are not ignored. What was ignored inside stays ignored. In a

@@ -56,7 +56,9 @@ SUMMARY_NAMES = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation: pass@1 with its 95 % interval over n completions, and further figures."""
+    """The result of an evaluation: pass@1 with its 95 % interval over n completions, and further figures. `results` has
+    a line for each completion, in the main process.
+    """
 
     pass_at_1: float
     ci95: tuple[float, float]
@@ -70,9 +72,8 @@ class Evaluation:
     greedy_unscorable_frac: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
     categories: Mapping[str, float] = field(default_factory=dict)
-    parts_by_category: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    greedy_parts_by_category: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     rollouts: Sequence[Rollout] = ()
+    results: Sequence[Mapping[str, Any]] = ()
     failures: Sequence[str] = ()
 
     @property
@@ -97,7 +98,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the names of summary.json; None in place of NaN."""
-        shown = {name: value for name, value in vars(self).items() if name not in ("rollouts", "failures")}
+        shown = {name: value for name, value in vars(self).items() if name not in ("rollouts", "results", "failures")}
         return plain({SUMMARY_NAMES.get(name, name): value for name, value in shown.items()})
 
     def metrics(self, task: str) -> dict[str, float]:
@@ -107,8 +108,6 @@ class Evaluation:
         values = {f"pass@1{name}": value for name, value in passes.items()} | {
             name: getattr(self, name) for name in MEANS
         }
-        for category, parts in self.parts_by_category.items():
-            values.update({f"{category}/{part}": mean for part, mean in parts.items()})
         return {f"eval/{task}/{name}": value for name, value in values.items() if not math.isnan(value)}
 
 
@@ -151,10 +150,6 @@ def summarize(examples: Sequence[Example], sampled: Sequence[Outcome], greedy: S
         greedy_unscorable_frac=_unscorable_frac(greedy),
         parts=part_means(rewards),
         categories={name: solved_frac(of_it) for name, of_it in categories.items()},
-        parts_by_category={name: part_means(_rewards(of_it)) for name, of_it in categories.items()},
-        greedy_parts_by_category={
-            name: part_means(_rewards(of_it)) for name, of_it in by_category(examples, greedy).items()
-        },
     )
 
 

@@ -1,11 +1,10 @@
 """The tasks that settings name: one, or several with weights, and values for single ones."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from minrl.dataflow import require
 from minrl.utils.settings import converted
@@ -17,13 +16,6 @@ ENTRY = re.compile(r"\s*(/.*?\.py[^,]*|[^,]+)")
 def entries_of(text: str) -> list[str]:
     """The values between commas."""
     return [entry for entry in map(str.strip, ENTRY.findall(text)) if entry]
-
-
-class TaskTerms(NamedTuple):
-    """What holds for a task that is trained: its longest completion of one turn, and the scale of its rewards."""
-
-    max_tokens: int
-    reward_scale: float
 
 
 def task_key(task: str) -> str:
@@ -72,7 +64,9 @@ def weights_of(task: str) -> dict[str, Fraction]:
         key = "+".join(option_keys(name))
         require(key not in keys, f"task names {key} twice: give it once, with one weight")
         keys.add(key)
-        weights[name] = Fraction(repr(_positive(f"the weight of {name}", float, weight)))
+        value = converted(f"the weight of {name}", float, weight)
+        require(0 < value < inf, f"the weight of {name} must be a number above 0, got {weight!r}")
+        weights[name] = Fraction(repr(value))
     return weights
 
 
@@ -83,50 +77,6 @@ def mixed(weights: Mapping[str, Fraction]) -> str:
     ('countdown:2.5,hanoi:1', 'countdown')
     """
     return ",".join(name if len(weights) == 1 else f"{name}:{_plain(weight)}" for name, weight in weights.items())
-
-
-def title_of(task: str) -> str:
-    """The tasks in the name of a folder, with weights that differ.
-
-    >>> title_of("countdown,hanoi"), title_of("countdown:2,hanoi:1"), title_of("reasoning_gym/zebra_puzzles")
-    ('countdown+hanoi', 'countdown=2+hanoi=1', 'reasoning_gym-zebra_puzzles')
-    """
-    weights = weights_of(task)
-    same = len(set(weights.values())) <= 1
-    named = (task_key(name) + ("" if same else f"={_plain(weight)}") for name, weight in weights.items())
-    return "+".join(named).replace("/", "-")
-
-
-def by_task(setting: str, text: str, tasks: Collection[str] | None = None, kind: type = str) -> dict[str, Any]:
-    """What a setting such as `hanoi:256,countdown:64` says for single tasks, by their keys. Raises `UserError` where
-    one is not among `tasks` (None: any may be), or named twice.
-    """
-    found: dict[str, Any] = {}
-    for entry in entries_of(text):
-        key, colon, value = (part.strip() for part in entry.partition(":"))
-        unknown = f", and the tasks are {', '.join(tasks)}" if tasks is not None and key not in tasks else ""
-        require(
-            bool(colon and value) and key not in found and not unknown,
-            f"{setting} must say TASK:VALUE, each task once and separated by commas, got {text!r}{unknown}",
-        )
-        found[key] = value if kind is str else _positive(f"{setting} of {key}", kind, value)
-    return found
-
-
-def data_by_task(text: str) -> dict[str, str]:
-    """The files of `task_data_path`, by task without its tool: the problems are the same."""
-    return {split_tool(key)[0]: path for key, path in by_task("task_data_path", text).items()}
-
-
-def limits_by_task(text: str, tasks: Collection[str] | None = None) -> dict[str, int]:
-    """The numbers of `task_max_tokens`, by task."""
-    return by_task("task_max_tokens", text, tasks, int)
-
-
-def _positive(name: str, kind: type, text: str) -> Any:  # noqa: ANN401 - an int or a float
-    value = converted(name, kind, text)
-    require(0 < value < inf, f"{name} must be a number above 0, got {text!r}")
-    return value
 
 
 def _plain(weight: Fraction) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from minrl.dataflow import UserError, require
+
 LFS_POINTER = b"version https://git-lfs"
 """How a file begins that was cloned without Git LFS."""
 
@@ -31,13 +33,8 @@ MARK = re.compile(
 )
 """Where the special tokens of tokenizers are broken, by their shapes."""
 
-HOLDS_KEY = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$|(^|_)(API_?KEY|ACCESS_KEY|SECRET)_")
-IN_URL = re.compile(r"(?<=://)[^\s/?#]*@")
-IN_QUERY = re.compile(r"(?i)(?<=[?&])((?:api[-_]?|access[-_]?)?(?:key|token)|sig|signature|secret|password)=[^\s&#]+")
-BY_SHAPE = re.compile(r"\b(?:sk-|gsk_|hf_|ghp_|github_pat_|glpat-|xai-|nvapi-|AIza)[\w-]{16,}")
-"""What is a key if it has a digit. To look ahead for it here would read the rest of a text again at each beginning."""
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+HOLDS_KEY = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
+"""The end of the name of a variable of the environment that holds a key."""
 
 
 def is_unicode(text: str) -> bool:
@@ -59,9 +56,12 @@ def printable(text: str) -> str:
     return text.translate(str.maketrans(escapes))
 
 
-def indented(text: str) -> str:
-    """The text, printable, with its further lines set in: none of them looks like a line of the program's own."""
-    return printable(text).replace("\n", "\n    ")
+def cut(text: str, longest: int) -> str:
+    """The text, printable, with at most so many characters: the middle is left out, since an answer is at the end."""
+    text, half = printable(text), longest // 2
+    if len(text) <= longest:
+        return text
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
 def one_line(text: str) -> str:
@@ -100,16 +100,16 @@ def _escaped(text: str) -> str:
 
 
 def without_keys(text: str) -> str:
-    """The text without users and keys in URLs, keys of the environment, and what has the shape of one.
+    """The text without users in URLs and without keys of the environment.
 
-    >>> without_keys("no answer of https://me:secret@host/v1?key=1")
-    'no answer of https://host/v1?key=***'
+    >>> without_keys("no answer of https://me:secret@host/v1")
+    'no answer of https://host/v1'
     """
-    text = IN_QUERY.sub(r"\1=***", IN_URL.sub("", text))
+    text = re.sub(r"(?<=://)[^\s/?#]*@", "", text)
     for name, value in os.environ.items():
         if len(value) >= 12 and HOLDS_KEY.search(name) and not value.startswith("/"):
             text = text.replace(value, "***")
-    return BY_SHAPE.sub(lambda found: "***" if re.search("[0-9]", found[0]) else found[0], text)
+    return text
 
 
 def json_text(value: Any, **options: Any) -> str:  # noqa: ANN401 - any JSON value, and what json.dumps takes
@@ -134,12 +134,34 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def stable_text(value: Any, **options: Any) -> str:  # noqa: ANN401 - whatever a task keeps, and what json.dumps takes
-    """Any value of an example as JSON that is the same in every process, and equal exactly if the values are.
+    """A value of an example as JSON that is the same in every process, and equal exactly if the values are. Raises
+    `UserError` for an object without such a text.
 
-    >>> stable_text({(1, 2): {"b", "a"}, "path": range(2)})
-    '{"(1, 2)": ["a", "b"], "path": "range(0, 2)"}'
+    >>> stable_text({"b": {"b", "a"}, "path": range(2)})
+    '{"b": ["a", "b"], "path": "range(0, 2)"}'
     """
-    return json.dumps(_stable(value), **options)
+    try:
+        return json.dumps(value, default=_plain, **options)
+    except TypeError as error:  # the key of a dictionary
+        raise UserError(f"an example holds a dictionary with other keys than texts and numbers: {error}") from error
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
+    """A value in JSON's types."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=stable_text)
+    if hasattr(value, "tolist") and not isinstance(value, type):  # the repr of a long array is abbreviated
+        return value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    text = repr(value)
+    require(
+        " at 0x" not in text,
+        f"an example holds {text}, whose text is another in each process: keep texts, numbers, lists and dictionaries",
+    )
+    return text
 
 
 def digest_of(values: Iterable[Any]) -> str:
@@ -148,26 +170,3 @@ def digest_of(values: Iterable[Any]) -> str:
     for value in values:
         digest.update(stable_text(value).encode() + b"\n")
     return digest.hexdigest()[:16]
-
-
-def _stable(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-    """The value in JSON's types, without addresses, the order of sets, and abbreviations."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {_key(key): _stable(held) for key, held in value.items()}
-    if isinstance(value, list | tuple):
-        return [_stable(held) for held in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(_stable, value), key=json.dumps)
-    if hasattr(value, "tolist") and not isinstance(value, type):  # the repr of a long array is abbreviated
-        return _stable(value.tolist())
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _stable(getattr(value, field.name)) for field in fields(value)}
-    if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
-        return [type(value).__qualname__, _stable(vars(value))]
-    return _ADDRESS.sub("", repr(value))
-
-
-def _key(key: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-    return key if key is None or isinstance(key, str | int | float) else _ADDRESS.sub("", str(key))

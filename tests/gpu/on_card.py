@@ -1,6 +1,6 @@
 """What one engine does on a card, in a process of its own, as JSON.
 
-    python -m tests.gpu.on_card MODEL kv|all|off       an engine of vLLM: start, sync, sleep, wake, and broken syncs
+    python -m tests.gpu.on_card MODEL sleep|awake     an engine of vLLM: start, sync, sleep, wake, and broken syncs
     python -m tests.gpu.on_card MODEL loop             five steps of the whole loop
     python -m tests.gpu.on_card MODEL server FOLDER    a server beside the policy, started here
 
@@ -18,15 +18,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import run_loop
-from minrl.config import EngineConfig, ModelConfig
 from minrl.dataflow import Request
 from minrl.engines import Engine, Sampling
 from minrl.engines.vllm import VllmEngine
-from minrl.engines.vllm_server import ServerEngine, served_by, server_command, write_shape
+from minrl.engines.vllm_server import SHAPE, ServerEngine, save_shape, served_by, server_command
 from minrl.engines.vllm_sync import SyncError
 from minrl.models.distributed import Processes
 from minrl.policy import Policy
 from minrl.run.setup import load_policy
+from tests.parsed import sized
 
 REQUESTS = [Request([5 + index % 90] * 48, 2**40 + index, 64) for index in range(32)]
 SAMPLING = Sampling(1.0, frozenset())
@@ -67,7 +67,7 @@ def caught(work) -> str:
 
 
 def engine_on(policy: Policy, sleep: str) -> dict[str, object]:
-    config = EngineConfig(engine="vllm", engine_sleep=sleep, engine_memory_frac=0.4)
+    config = sized(engine="vllm", engine_sleep=sleep == "sleep", engine_memory_frac=0.4)
     engine = VllmEngine(config, policy, 64)
     found: dict[str, object] = {"gap_before": mean_gap(engine, policy), "awake_gib": used_gib()}
     engine.sleep()
@@ -94,8 +94,8 @@ def server_on(policy: Policy, folder: str) -> dict[str, object]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{one.getsockname()[1]}"
-    config = EngineConfig(engine="vllm-server", engine_urls=url, engine_weights_dir=folder)
-    write_shape(config, policy)
+    config = sized(engine="vllm-server", engine_urls=url, engine_weights_dir=folder)
+    save_shape(Path(folder, SHAPE), policy)
     command = server_command(served_by(config, policy), policy, url)
     line = ["bash", "-c", f"exec env {command} --gpu-memory-utilization 0.2"]
     with Path(folder, "server.log").open("w") as log:
@@ -116,7 +116,7 @@ def main(model: str, kind: str, *folder: str) -> None:
     if kind == "loop":
         print(json.dumps(run_loop(Path(model), 5, False)))
         return
-    policy = load_policy(model, ModelConfig(), Processes(ModelConfig()))
+    policy = load_policy(model, sized(), Processes(sized()))
     print(json.dumps(server_on(policy, *folder) if kind == "server" else engine_on(policy, kind)))
 
 

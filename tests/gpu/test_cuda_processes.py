@@ -23,12 +23,13 @@ STEPS = 2
 TASK = """
 from dataclasses import dataclass
 
-from minrl.tasks.task import Task, TaskDefinition, split
+from minrl.tasks import TaskDefinition, TaskOptions
+from minrl.tasks.task import split
 from minrl.dataflow import Example, Reward
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(TaskOptions):
     most: int = 40
 
 
@@ -36,11 +37,11 @@ def reward(completion, example):
     return Reward(sum(word.endswith(("0", "2", "4")) for word in completion.split()) % 4 / 3)
 
 
-def make(options, data_path):
-    return Task(split([Example(str(n), f"w{n} w{n + 1}", {}) for n in range(options.most)], 0.5), reward, cheap=True)
+def dataset(options):
+    return split([Example(str(n), f"w{n} w{n + 1}", {}) for n in range(options.most)], 0.5)
 
 
-even = TaskDefinition(Options, make)
+even = TaskDefinition(dataset, reward, Options, lambda options: {"cheap": True})
 """
 
 

@@ -157,9 +157,9 @@ EXPAND = {"problem": r"Expand $(x-4)^2.$", "answer": "x^2-8x+16"}
 
 MATHS = {
     "undone": [
-        *((COMPUTE, one) for one in (r"0+\binom{13}{6}", r"\binom{13}{7}", r"\sum_{k=1}^{1}\binom{13}{6}")),
+        *((COMPUTE, one) for one in (r"0+\binom{13}{6}", r"\sum_{k=1}^{1}\binom{13}{6}")),
         *((SIMPLIFY, one) for one in (r"1\cdot\sqrt{98}", r"e^{\ln\sqrt{98}}")),
-        (EXPAND, "(4-x)^2"),
+        (EXPAND, "(x-4)^2+0"),
     ],
     "hedging": [
         *((COMPUTE, one) for one in ("1716 or 1717", "1717, 1716", "1715 = 1716")),
@@ -181,11 +181,6 @@ for row, answer in ((COMPUTE, "1,716"), (SIMPLIFY, r"7\cdot\sqrt2"), (EXPAND, "1
 
 # Answers for the verifiers of reasoning-gym, which pay 0.01 for any.
 
-SUM = {
-    "question": "Calculate 3 using the numbers 1 and 2.",
-    "answer": "1 + 2",
-    "metadata": {"numbers": [1, 2], "target": 3, "expression": "1 + 2", "difficulty": {}},
-}
 COMPLEX = {
     "question": "Add the complex numbers: (1 + 2i) + (1 + 1i)",
     "answer": "2 + 3i",
@@ -206,7 +201,7 @@ HUGE = (
 NOT_READ = ("hello", "", "[", "(" * 5000, "-" * 9000 + "1", "\0", "1/0", "nan + nani", "infinity + 3i")
 """Answers for which some verifiers raise."""
 
-REASONING = {"countdown": SUM, "complex_arithmetic": COMPLEX, "prime_factorization": FACTORS}
+REASONING = {"complex_arithmetic": COMPLEX, "prime_factorization": FACTORS}
 
 for task, row in REASONING.items():
     for family, answers in (("huge numbers", HUGE), ("not read", NOT_READ)):
@@ -365,26 +360,13 @@ def right_once(end: str) -> str:
 
 
 for shape, test in SHAPES.items():
-    attacks("right once", "code", humaneval(test), {f"{shape}, raises": fenced(right_once(ENDS["raises"]))})
+    once = 0.34 if shape == "called twice" else 0.0  # the first of its three calls
+    attacks("right once", "code", humaneval(test), {f"{shape}, raises": fenced(right_once(ENDS["raises"]))}, most=once)
     honest("code", humaneval(test), {f"right, {shape}": fenced(f"def half(x):\n{HALF['canonical_solution']}")})
 for name, end in ENDS.items():
     attacks("right once", "code", humaneval(SHAPES["for"]), {f"for, {name}": fenced(right_once(end))}, **STRICT)
 
 # Python: objects, in MBPP's form.
-
-POINT = "@dataclass\nclass Point:\n    x: int\n    y: int = 0\n"
-COMPARED = (
-    "class Point:\n    def __init__(self, x, y=0): self.x, self.y = x, y\n"
-    "    def __eq__(self, other): return (self.x, self.y) == (other.x, other.y)\n"
-)
-SLOTS = COMPARED.replace("class Point:\n", "class Point:\n    __slots__ = ('x', 'y')\n")
-MOVE = "def move(p, by): return Point(p.x + by, p.y)\n"
-MOVES = (
-    "assert move(Point(1, 2), 3) == Point(4, 2)",
-    "assert move(Point(0, 2), 7) == Point(7, 2) and move(Point(1), 1) != Point(3)",
-    "assert [move(p, 1) for p in (Point(1, 2), Point(5))] == [Point(2, 2), Point(x=6)]",
-)
-DATA = "from dataclasses import dataclass\n"
 
 ROOT = "import math\ndef root(x): return math.sqrt(x)"
 ROOTS = (
@@ -402,40 +384,10 @@ KINDS = (
 )
 
 OBJECTS = {
-    "a dataclass": (DATA + POINT + MOVE, MOVES),
-    "a class with slots": (SLOTS + MOVE, MOVES),
-    "a class with private fields": (
-        COMPARED.replace("self.x, self.y = x, y", "self._x, self.__y = x, y")
-        .replace("(self.x, self.y)", "(self._x, self.__y)")
-        .replace("(other.x, other.y)", "(other._x, other.__y)")
-        + "    def moved(self, by): return Point(self._x + by, self.__y)\ndef move(p, by): return p.moved(by)\n",
-        (MOVES[0], *(test.replace("x=6", "6") for test in MOVES[1:])),
-    ),
-    "fields that a test reads": (
-        DATA + POINT + MOVE,
-        ("assert move(Point(1), 2).x == 3", "assert move(Point(5, 7), 1).y == 7"),
-    ),
-    "a generator": (
-        "def squares(most):\n    n = 1\n    while n < most: yield n * n; n += 1\n",
-        (
-            "g = squares(4)\nassert [next(g), next(g)] == [1, 4] and next(g) == 9",
-            "from itertools import islice\nassert list(islice(squares(9), 7)) == [1, 4, 9, 16, 25, 36, 49]",
-            "g = squares(9)\nassert next(g) == 1 and [n for n, _ in zip(g, range(3))] == [4, 9, 16]",
-        ),
-    ),
-    "functions of Python's own": (
-        "def fold(function, items): return [function(item) for item in items]\n"
-        "def best(items, key=None): return max(items, key=key)\ndef twice(f, a, b): return f(f(a, b), b)",
-        (
-            "assert fold(len, ['a', 'bc']) == [1, 2]",
-            "assert fold(sum, [[1, 2], [3]]) == [3, 3] and fold(str, [1]) == ['1'] and best([-3, 2], abs) == -3",
-            "import math, operator\nassert fold(math.sqrt, [4, 9]) == [2, 3] and twice(operator.mul, 2, 3) == 18",
-            "assert fold(sorted, ['ba']) == [['a', 'b']] and twice(max, 1, 2) == 2 and twice(pow, 2, 2) == 16",
-        ),
-    ),
-    "a named tuple": (
-        "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\ndef turned(p): return Pair(p[1], p[0])",
-        ("assert turned(Pair(1, 2)) == Pair(2, 1)", "assert turned((3, 4)) == (4, 3)"),
+    "an object that a test makes": (
+        "class Tree:\n    def __init__(self, value, left=None): self.value, self.left = value, left\n"
+        "def depth(tree): return 1 + depth(tree.left) if tree else 0",
+        ("assert depth(Tree(7)) == 1", "tree = Tree(1, Tree(2))\ntree.left.left = Tree(3)\nassert depth(tree) == 3"),
     ),
     "a name of Python's own": ("def sum(a, b): return a + b", ("assert sum(1, 2) == 3", "assert sum([4], []) == [4]")),
     "an exception that a test asks for": ("def pick(x): return [1][x]", (PICKED,)),
@@ -447,28 +399,6 @@ OBJECTS = {
 """A reference and its tests."""
 
 ALL = "\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
-LAST = (
-    "class Point:\n    last = None\n    def __init__(self, x, y=0):\n        self.x, self.y = x, y; Point.last = self\n"
-)
-
-FORGED = {
-    "a class that is equal to all": f"class Point:{ALL}    __init__ = lambda *a: None\nmove = lambda p, by: p\n",
-    "a class that keeps nothing": DATA
-    + "@dataclass\nclass Point:\n    def __init__(self, x, y=0): pass\nmove = lambda p, by: p",
-    "one object that becomes each": "class Point:\n    def __new__(cls, x, y=0): ONE.x, ONE.y = x, y; return ONE\n"
-    "    def __eq__(self, other): return True\nONE = object.__new__(Point)\nmove = lambda p, by: ONE\n",
-    "one object that is none of the class": f"class A:{ALL}    hash = id\nONE = A()\nPoint = lambda x, y=0: ONE\n"
-    "move = lambda p, by: ONE\n",
-    "a number for all": "Point = lambda x, y=0: 7\nmove = lambda p, by: 7\n",
-    "what the tests made last": LAST + COMPARED.split("\n", 2)[2] + "move = lambda p, by: Late()\n"
-    "class Late:\n    __dict__ = property(lambda self: vars(Point.last))\n    __class__ = Point\n" + ALL,
-    "a bag of all numbers that begins with any": "class Point:\n    def __init__(self, *given, **named):\n"
-    "        given = [*given, *named.values()]\n"
-    "        for n in [*given, *(n for n in range(9) if n not in given)]: setattr(self, f'a{n}', n)\n"
-    "move = lambda p, by: Point()\n",
-}
-"""Programs that are paid nothing for MOVES."""
-
 FORGED_ANSWERS = {
     "a difference of zero": (
         "def root(x): return x ** 0.5",
@@ -518,10 +448,8 @@ def row_of(reference: str, tests: tuple[str, ...], repeated: bool = True) -> dic
     }
 
 
-MOVING = row_of(DATA + POINT + MOVE, MOVES[:2])
 for name, (program, tests) in OBJECTS.items():
     honest("code", row_of(program, tests), {name: fenced(program)})
-attacks("forged objects", "code", MOVING, {name: fenced(program) for name, program in FORGED.items()})
 for name, (reference, tests, program) in FORGED_ANSWERS.items():
     attacks("forged objects", "code", row_of(reference, tests), {name: fenced(program)})
 
@@ -644,15 +572,15 @@ for message in ["loaded"], ["value", True], ["passed", [0, 1]], {"loaded": True,
     os.write(3, json.dumps(message).encode() + b"\\n")
 """,
     "sends an object that is equal to everything": "import os\n"
-    'for _ in range(9): os.write(3, b\'["value", ["object", "int", {"__eq__": true}, null]]\\n\')',
+    'for _ in range(9): os.write(3, b\'["value", ["object", "int", {"__eq__": true}]]\\n\')',
     "sends a line without end": "import os\nwhile True: os.write(3, b'x' * 100000)",
     "closes the channel": "import os\nos.close(3)\ndef smallest(a, b): return min(a, b)",
     "redefines exceptions": "import builtins\nbuiltins.AssertionError = Exception\ndef smallest(a, b): return 0",
     "replaces its own harness": """
 import sys
 import code_judge
-code_judge.Candidate.answer = lambda self, request: ["value", True]
-code_judge.to_json = lambda value, describe: ["passed", 0, 1, 2]
+code_judge.Channel.receive = lambda self: ["loaded"]
+code_judge.packed = lambda value, classes=(): True
 """,
     "looks for the tests everywhere": THIEF,
     "knows what the prompt shows": "def smallest(a, b): return {(1, 2): 1}.get((a, b))",
@@ -672,28 +600,20 @@ honest("code", SMALLEST, {name: fenced(program) for name, program in RIGHT_PROGR
 DEEP = "n = 0\ndef f():\n    global n\n    n += 1\n    f()\ntry:\n    f()\nexcept"
 
 WHAT_NO_SOURCE_TELLS = {
-    "an address, with other names": "list = tuple = map = lambda *x: x\nprint(len(str([lambda: 0])))",
     "an attribute by format": "print(len('{0.__class__.__init__.__globals__}'.format(print)))",
     "the path of an error": "try:\n    import maths\nexcept ImportError as e:\n    print(len(e.path or ''))",
-    "the text of an error": "try:\n    [].pop()\nexcept IndexError as e:\n    print(len(str(e)))",
     "an address by str": "print(int(str(lambda: 0)[-9:-1], 16) % 97)",
     "an address by %": "print(int(('%s' % (lambda: 0))[-9:-1], 16) % 97)",
     "an address by %=": "x = '%s'\nx %= (lambda: 0)\nprint(int(x[-9:-1], 16) % 97)",
     "an address by f-string": "print(int(f'{lambda: 0}'[-9:-1], 16) % 97)",
-    "an address in a list": "print(len(str([lambda: 0])))",
-    "an address in a dictionary": "print(len(str({1: iter([])})))",
     "a frame": "g = (x for x in [])\nprint(g.gi_frame.f_lineno)",
     "a class": "class A: pass\nprint(len(A.__name__))",
     "another name of a dunder": "def __str__(x): return 7\nprint(__str__(1))",
-    "a name that was replaced": "def str(a): return 7\nprint(str(1))",
     "the order of a set of texts": "print(ord(list({'a', 'b', 'c'})[0]))",
     "the order by keys": "print(ord(list({'a': 1, 'b': 2}.keys() | {'c'})[0]))",
-    "the order by a view's name": "k = {'a': 1, 'b': 2}.keys\nprint(ord(list(k() | k())[0]))",
     "how deep it recurses": DEEP + ":\n    print(n)",
     "how deep, by finally": "def f(n):\n    try:\n        return f(n + 1)\n    finally:\n        return n\nprint(f(0))",
-    "whether two are one": "print((257 is int('257')) + 0)",
     "a class pattern": "match print:\n    case object(__self__=b):\n        print(len(str(b)))",
-    "an attribute that is set": "def f(): pass\nf.x = 7\nprint(f.x)",
     "a file by print": "print(7, file=1)",
 }  # fmt: skip
 """Programs of the code game whose integer does not follow from their source."""
@@ -785,6 +705,12 @@ fn decimal(input: &str) -> Decimal { Decimal::try_from(input).unwrap() }
 #[test] fn carried() { assert_eq!(decimal("0.9") + decimal("0.3"), decimal("1.2")); }
 """,
 }
+INSIDE = {
+    "prompt": "Write `half`.",
+    "name": "inside",
+    "tests": [f"assert_eq!(half({2 * half}), {half});" for half in range(1, 5)],
+}
+"""A row without a signature: its tests stand in the solution's module."""
 EXACT = """use std::ops::Add;
 #[derive(Debug, PartialEq)]
 pub struct Decimal(i64);
@@ -812,33 +738,29 @@ ENDS_EARLY = {
 }
 NOTHING_SOLVED = {
     "the stub": "todo!()",
-    "a constant": "None",
     "a verdict that libtest captures": 'println!("test of_four ... ok\\ntest result: ok. 3 passed"); todo!()',
-    "a thread's name": 'if std::thread::current().name().unwrap().contains("odd") { None } else { Some(2) }',
     "a stack without end": "half(half(7).unwrap())",
+}
+CONSTANTS = {
+    "a constant": "None",
+    "a thread's name": 'if std::thread::current().name().unwrap().contains("odd") { None } else { Some(2) }',
 }
 PREDICATES = {
     "true": "true",
     "a constant that looks at its input": "year > u32::MAX - 1",
-    "the place of the test in its name": '&std::thread::current().name().unwrap()[1..5] < "0003"',
     "the name of the test": '!std::thread::current().name().unwrap().contains("not")',
 }
-EMPTY_TYPES = {
+EMPTY = {
     "a type that holds nothing": """#[derive(Debug, PartialEq)]
 pub struct Decimal;
 impl Decimal { pub fn try_from(_: &str) -> Option<Self> { Some(Self) } }
 """,
+}
+EQUAL_TYPES = {
     "equal to all": """#[derive(Debug)]
 pub struct Decimal;
 impl PartialEq for Decimal { fn eq(&self, _: &Self) -> bool { true } }
 impl Decimal { pub fn try_from(_: &str) -> Option<Self> { Some(Self) } }
-""",
-    "equal to all but in a twin, by its name": """#[derive(Debug)]
-pub struct Decimal(bool);
-impl PartialEq for Decimal {
-    fn eq(&self, _: &Self) -> bool { !std::thread::current().name().unwrap().starts_with('u') && self.0 }
-}
-impl Decimal { pub fn try_from(s: &str) -> Option<Self> { Some(Self(s != "0.2")) } }
 """,
     "a cell that the expected value fills": """use std::{cell::RefCell, rc::Rc};
 thread_local! { static LAST: Rc<RefCell<String>> = Rc::default(); }
@@ -868,6 +790,12 @@ ANSWERS_FOR_ITSELF = {
     "another Option": "pub enum Option<T> { Some(T), None } pub use Option::*; impl<T> Option<T> { pub fn is_none("
     "&self) -> bool { true } } pub fn half(n: u32) -> Option<u32> { Some(n / 2) }",
 }
+FROM_INSIDE = {
+    "a module by the tests' name": "fn half(_: u32) -> u32 { 0 } mod tests_of_the_row {}",
+    "an assertion that is none": "fn half(_: u32) -> u32 { 0 } use std::stringify as assert_eq;",
+    "an attribute that leaves tests out": "#![cfg(not(test))]\nfn half(_: u32) -> u32 { 0 }",
+    "other code for tests": "fn half(_: u32) -> u32 { if cfg!(test) { std::process::exit(0) } 0 }",
+}
 NO_SOLUTION = {
     "no code": "half(number)",
     "a vacuous function": "```rust\nfn f() {}\n#[test]\nfn t() { assert!(true); }\n```",
@@ -896,13 +824,17 @@ def rust(form: str, bodies: Mapping[str, str]) -> dict[str, str]:
 
 honest("rust", HALVES, rust("BODY", {"a right solution": RUST_RIGHT}), least=0.84)
 honest("rust", LEAP, rust(PREDICATE, {"a predicate": LEAP_YEAR}), least=0.8)
+honest("rust", INSIDE, rust("BODY", {"not pub": "fn half(n: u32) -> u32 { n / 2 }"}), least=0.84)
 honest("rust", SUMS, rust("BODY", {"a type of its own": EXACT}), least=0.8)
 attacks("ends early", "rust", HALVES, rust(WRONG, ENDS_EARLY))
 attacks("solves nothing", "rust", HALVES, NO_SOLUTION)
-attacks("solves nothing", "rust", HALVES, rust(WRONG.replace("_:", "n:"), NOTHING_SOLVED), most=BUILT)
-attacks("solves nothing", "rust", LEAP, rust(PREDICATE, PREDICATES), most=BUILT)
-attacks("answers for itself", "rust", SUMS, rust(f"BODY{ADDED}", EMPTY_TYPES))
+attacks("solves nothing", "rust", HALVES, rust(WRONG, NOTHING_SOLVED), most=BUILT)
+attacks("a constant's share", "rust", HALVES, rust(WRONG.replace("_:", "n:"), CONSTANTS), most=0.301)
+attacks("a constant's share", "rust", LEAP, rust(PREDICATE, PREDICATES), most=0.479)
+attacks("a constant's share", "rust", SUMS, rust(f"BODY{ADDED}", EMPTY), most=0.613)
+attacks("answers for itself", "rust", SUMS, rust(f"BODY{ADDED}", EQUAL_TYPES))
 attacks("answers for itself", "rust", HALVES, rust("BODY", ANSWERS_FOR_ITSELF), most=BUILT)
+attacks("answers for itself", "rust", INSIDE, rust("BODY", FROM_INSIDE), most=BUILT)
 attacks("costs", "rust", HALVES, rust(f"{RUST_RIGHT}BODY", COSTS), **QUICK)
 attacks("long", "rust", HALVES, rust("BODY", {repr(one): one * (49_000 // len(one)) for one in LONG}), **QUICK)
 attacks("long", "rust", HALVES, {"fences": "```rust\n" * 20_000})

@@ -11,7 +11,7 @@ from minrl.dataflow import Example, Job, Reward, Turn
 from minrl.rewards.worker import Failure
 from minrl.sandbox import calls
 from minrl.tasks import Task, find_definition, load_task
-from minrl.tasks.rust import read_row
+from minrl.tasks.rust import RustOptions, read_row
 from minrl.utils.task_names import task_key
 from tests.hostile.cases import Case
 
@@ -19,12 +19,12 @@ from tests.hostile.cases import Case
 @functools.cache
 def task_of(name: str, options: str = "{}") -> Task:
     """The task, with options as JSON."""
-    return load_task(name, {task_key(name): find_definition(name).options(**json.loads(options))})
+    return load_task(name, {task_key(name): find_definition(name).options_class(**json.loads(options))})
 
 
 @functools.cache
 def _read(row: str) -> Example:
-    example = read_row(json.loads(row))
+    example = read_row(json.loads(row), RustOptions())
     assert isinstance(example, Example), example
     return example
 
@@ -61,7 +61,7 @@ def _episode(case: Case) -> Generator[Job, Any, Any]:
     """The jobs of a case. Where a task has several turns, those of the first role say the completion, all others 0."""
     task, example, sent, first = task_of(case.task, json.dumps(dict(case.options))), example_of(case), None, ""
     if task.reward is not None:
-        return (yield task.paid(case.completion, example))
+        return (yield task.reward_job(case.completion, example))
     episode = task.play(example, random.Random(0))
     while True:
         try:

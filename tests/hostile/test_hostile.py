@@ -1,6 +1,5 @@
 """Every case of `cases.py` earns what it may, and what it attacks holds: graders, the programs' judge, the machine."""
 
-import io
 import os
 import random
 import resource
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import threading
 import types
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import pytest
@@ -20,17 +19,15 @@ from minrl.rewards.workers import Workers
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import LEVELS, Limits
 from minrl.tasks import code, load_task, reasoning_gym
-from minrl.tasks.code_game import CodeGameOptions, guarded, refusal
-from minrl.tasks.code_judge import Candidate, Channel, Remote, answer, run
+from minrl.tasks.code_game import CodeGameOptions, judge_program
+from minrl.tasks.code_judge import Channel, answer, run
 from minrl.tasks.grader import MEMORY_MIB
 from tests.hostile.cases import (
     CASES,
-    FORGED,
     FORGED_ANSWERS,
     OBJECTS,
     PLAIN,
     SHAPES,
-    SWALLOWED,
     WHAT_NO_SOURCE_TELLS,
     humaneval,
 )
@@ -73,7 +70,7 @@ def test_what_costs_much_is_scored_within_bounds():
     workers = Workers(1, 60.0)
     try:
         paid = workers.run(
-            [task_of("math", '{"timeout_s": 0.3}').paid(c.completion, Example("", "", c.row)) for c in costly]
+            [task_of("math", '{"timeout_s": 0.3}').reward_job(c.completion, Example("", "", c.row)) for c in costly]
         )
     finally:
         workers.close()
@@ -83,28 +80,21 @@ def test_what_costs_much_is_scored_within_bounds():
 
 
 def printed(program):
-    """What a program of the game prints; empty if it is refused or fails."""
-    out = io.StringIO()
-    if not refusal(program, CodeGameOptions()):
-        with suppress(Exception), redirect_stdout(out):
-            exec(compile(guarded(program), "program.py", "exec"), {"__name__": "__main__"})
-    return out.getvalue().strip()
+    """The integer of a program of the game; empty if there is none."""
+    return judge_program(program, CodeGameOptions(time_limit_s=60.0)).printed
 
 
-def test_an_integer_that_does_not_follow_from_the_source_is_not_printed():
+def test_an_integer_that_does_not_follow_from_the_source_does_not_count():
     assert {name: shown for name, program in WHAT_NO_SOURCE_TELLS.items() if (shown := printed(program))} == {}
 
 
 def test_plain_programs_print_what_python_prints():
-    for program in PLAIN:
-        with redirect_stdout(io.StringIO()) as out:
-            exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
-        assert out.getvalue().strip() == PLAIN[program] == printed(program)
+    assert {program: printed(program) for program in PLAIN} == PLAIN
 
 
 def share_in_a_thread(program, row):
-    """The share of the asserts that pass, with the program in a thread of this process."""
-    tests, _ = code.tests_of(row)
+    """The share of the tests that pass, with the program in a thread of this process."""
+    tests = code.tests_of(row)
     ours, theirs = socket.socketpair()
     module = types.ModuleType("program")
     exec(compile(program, "program.py", "exec"), vars(module))
@@ -113,18 +103,18 @@ def share_in_a_thread(program, row):
         with theirs, suppress(EOFError, OSError):
             channel = Channel(theirs.fileno())
             channel.send(["loaded"])
-            answer(channel, Candidate(module))
+            answer(channel, module)
 
     thread = threading.Thread(target=serve)
     thread.start()
-    verdict = run(Remote(Channel(ours.fileno())), {"report": code.REPORT, **asdict(tests)})
+    verdict = run(Channel(ours.fileno()), asdict(tests))
     ours.shutdown(socket.SHUT_RDWR)
     thread.join()
     ours.close()
-    return len(verdict["passed"]) / tests.num_asserts
+    return len(tests.counted.intersection(verdict["passed"])) / len(tests.counted)
 
 
-IN_A_THREAD = {*OBJECTS, *FORGED, *FORGED_ANSWERS} | {f"{shape}, raises" for shape in SHAPES}
+IN_A_THREAD = {*OBJECTS, *FORGED_ANSWERS} | {f"{shape}, raises" for shape in SHAPES}
 IN_A_THREAD |= {f"right, {shape}" for shape in SHAPES}
 
 
@@ -137,14 +127,6 @@ def test_what_does_not_break_off_keeps_its_share():
     share = lambda program, test: share_in_a_thread(f"def half(x): return {program}", humaneval(test))  # noqa: E731
     three = "assert half(2) == 1\nassert half(4) == 2\nassert half(6) == 3"
     assert share("x / 2 if x < 6 else 1 // 0", three) == pytest.approx(2 / 3)
-    twice = "def one(x):\n    assert half(x) == x / 2\none(0)\nassert half(2) == 1\none(4)"
-    assert share("min(x / 2, 1)", twice) == 1 / 2  # an assert that fails once has failed, another one has not
-    assert share("[]", "for x in half(1):\n    assert x\nassert half(2) == []") == 1 / 2  # it never ran
-
-
-@pytest.mark.parametrize("test", SWALLOWED.values(), ids=SWALLOWED)
-def test_a_row_whose_asserts_may_hide_a_failure_is_refused(test):
-    assert "hide that the program failed" in code.unscorable(code.tests_of(humaneval(test))[0])
 
 
 FAST = {"for, exits", "the reference", "sends a fake verdict", "closes the channel", "looks for the tests everywhere"}
@@ -159,9 +141,9 @@ def test_hostile_programs_are_paid_nothing_and_honest_ones_in_full(fast):
 
 
 def test_a_completion_that_breaks_its_grader_is_paid_the_worst_that_its_task_pays():
-    for mode, worst in (("tests", 0.0), ("execute", -1.0)):
-        task = load_task("code", {"code": code.CodeOptions(mode=mode)})
-        paid_then = task.paid("", Example("", "", {})).function.otherwise("crash")
+    for name, worst in (("code", 0.0), ("code_execution", -1.0)):
+        task = load_task(name)
+        paid_then = task.reward_job("", Example("", "", {})).function.otherwise("crash")
         assert (paid_then.value, paid_then.parts) == (worst, {"grader_crash": 1.0})
     judging = load_task("code_game").episode(Example("", "", {}), random.Random(0))
     next(judging)
@@ -169,14 +151,16 @@ def test_a_completion_that_breaks_its_grader_is_paid_the_worst_that_its_task_pay
 
 
 @pytest.mark.slow
-def test_hostile_rust_is_scored_and_earns_no_more_than_a_stub():
+def test_hostile_rust_earns_no_more_than_a_constant_and_solves_nothing():
     pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
     try:
         task_of("rust").notes()
     except UserError as refused:
         pytest.skip(str(refused))
     cases = [case for case in CASES if case.task == "rust"]
-    assert wrong(cases, play(cases, run_here)) == []
+    paid = play(cases, run_here)
+    assert wrong(cases, paid) == []
+    assert {case.family for case, reward in zip(cases, paid, strict=True) if reward.solved} == {"honest"}
 
 
 LIMITS = Limits(wall_s=120.0, cpu_s=20.0, memory_mib=256, file_mib=16, processes=24)

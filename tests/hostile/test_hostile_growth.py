@@ -7,17 +7,16 @@ from contextlib import suppress
 
 import pytest
 
-from minrl.models.thoughts import after_thoughts
-from minrl.tasks.answers import boxed, boxes_together
-from minrl.tasks.code import completed, extract_program
-from minrl.tasks.code_game import CodeGameOptions, parse_guess, refusal
+from minrl.tasks.answers import fenced_blocks, last_boxes, unwrapped
+from minrl.tasks.code import extract_program
+from minrl.tasks.code_game import CodeGameOptions, refusal
 from minrl.tasks.code_game import extract_program as game_program
 from minrl.tasks.python_tool import find_call, program_of
-from minrl.tasks.reasoning_gym import parse_formula
 from minrl.tasks.rust import extract_code
 from minrl.tasks.rust import refusal as refused
 from minrl.tasks.rust_quality import scores
 from minrl.tasks.task import extract_answer
+from minrl.tasks.thoughts import after_thoughts
 from minrl.utils.text import unmarked
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
@@ -25,13 +24,10 @@ pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitte
 READERS = {
     "thoughts": after_thoughts,
     "marks": unmarked,
-    "boxes": lambda text: (boxed(text), boxes_together(text)),
+    "answers": lambda text: (last_boxes(text), fenced_blocks(text), unwrapped(text), unwrapped(f"a{text}a")),
     "tags": extract_answer,
     "fences": lambda text: (extract_program(text), game_program(text), extract_code(text)),
-    "programs": lambda text: (refusal(text, CodeGameOptions(max_characters=10**9)), completed("x = 1", text)),
-    "future": lambda text: completed("x = 1", f"from __future__ import division\n{text}"),
-    "guesses": lambda text: parse_guess(text, 12),
-    "formulas": parse_formula,
+    "programs": lambda text: refusal(text, CodeGameOptions(max_characters=10**9)),
     "JSON": json.loads,
     "calls": lambda text: program_of((find_call(f"<tool_call>{text}</tool_call>") or ("", ""))[1]),
     "rust": lambda text: (refused(text, ""), scores(text)),

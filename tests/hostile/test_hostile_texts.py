@@ -11,22 +11,17 @@ from loguru import logger
 from rich.console import Console
 from tokenizers import AddedToken
 
-from minrl.config import JudgeConfig
-from minrl.dataflow import SOLO, Example, Reward
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import word_tokenizer
 from minrl.report.charts import Chart, svg
 from minrl.report.page import markdown_table
-from minrl.rewards.episode import Play
 from minrl.rewards.judge import Judge
 from minrl.rewards.printed import Printed
-from minrl.tasks import checked
-from minrl.tasks.checked import LONGEST_NAME, MOST_NAMES
 from minrl.tasks.code_game import CodeGameOptions, refusal, shown_to_guesser
-from minrl.tasks.task import Task, split
 from minrl.utils.console import Screen, Table, print_tables
-from minrl.utils.text import indented, one_line, printable, unmarked
+from minrl.utils.text import one_line, printable, unmarked
 from tests.hostile.cases import SCREENS, SPECIAL, TURNS
+from tests.parsed import sized
 
 
 def read_by_a_tokenizer(text):
@@ -75,7 +70,7 @@ def test_ordinary_text_is_judged_as_it_is():
 
 
 def test_the_judge_is_shown_no_mark_in_prompt_reference_and_completion(tmp_path):
-    judge = Judge(JudgeConfig(judge_model="m", judge_base_url="http://127.0.0.1:1/v1", judge_cache=""))
+    judge = Judge(sized(judge_model="m", judge_base_url="http://127.0.0.1:1/v1", judge_cache=""))
     try:
         for text in TURNS.values():
             [system, user] = judge._messages(f"p {text}", f"c {text}", f"r {text}")
@@ -120,12 +115,11 @@ def test_a_program_whose_text_the_guesser_would_see_otherwise_is_refused():
 def test_every_sink_shows_letters_alone(tmp_path, capsys):
     text = "\n".join([*TURNS.values(), *SCREENS.values()])
     with Screen(quiet=False) as screen:
-        logger.warning("{}", text)
         screen.log_to(tmp_path / "log.txt")
         logger.error("{}", text)
         Printed().add(text.replace("\n", " "))
     console = Console(file=io.StringIO(), width=300)
-    print_tables([Table(text, ["model", text], [[text, text]], [text])], "elsewhere", console)
+    print_tables([Table(text, ["model", text], [[text, text]], [text])], console)
     told, log = capsys.readouterr().err, (tmp_path / "log.txt").read_text(encoding="utf-8")
     drawn = svg(Chart(text, lambda axes: None))
     for shown in (told, log, console.file.getvalue(), drawn):
@@ -145,45 +139,5 @@ def test_hidden_is_all_of_unicodes_controls_and_marks_of_format():
     assert printable(others) == others
 
 
-def test_one_line_and_indented_lines():
+def test_one_line():
     assert one_line("a\n\tb\r\u2028c") == "a b\\r\\u2028c"
-    assert indented("a\nb\r\n") == "a\n    b\\r\n    "
-
-
-def parts_paid(names, task="named"):
-    """The parts of the rewards of completions that name them, as the curves get them."""
-    one = Example("1", "1", {})
-    made = Task(split([one], 1.0), lambda said, example: Reward(0.5, {"own": 1.0, said: 1.0}), name=task)
-    paid = {}
-    for said in names:
-        play = Play(made, one, random.Random(0))
-        play.advance(None)
-        play.advance(said)
-        play.advance(play.pending.function(*play.pending.arguments))
-        assert play.failure is None and play.rewards[SOLO].value == 0.5  # the pay stays
-        paid |= play.rewards[SOLO].parts
-    return set(paid)
-
-
-@pytest.fixture
-def said():
-    """What is logged, with nothing said before."""
-    checked._NAMES.clear()
-    checked._SAID.clear()
-    lines = []
-    number = logger.add(lines.append, format="{message}", level="WARNING")
-    yield lines
-    logger.remove(number)
-
-
-def test_a_part_with_no_name_of_a_curve_is_left_out_and_said_once(said):
-    bad = ("x" * (LONGEST_NAME + 1), "a\nb", "![](http://evil)", "a|b", "\x1b[2J", "", "a\u202eb", "**a**", "\ud800")
-    assert parts_paid(bad) == {"own"}
-    assert len(said) == 1 and len(said[0]) < 500 and said[0].count("\n") == 1  # the message's own end
-
-
-def test_completions_make_up_no_more_names_than_a_run_has_curves(said):
-    found = parts_paid(f"refused_attribute_{n}" for n in range(3 * MOST_NAMES))
-    assert len(found) == MOST_NAMES - 1 and "own" in found  # the role has a name too
-    assert len(said) == 1
-    assert parts_paid(["refused_attribute_0", "new"]) == {"own", "refused_attribute_0"}

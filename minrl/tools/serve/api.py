@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from minrl.dataflow import Message, UserError, require
-from minrl.utils.settings import Bound, Settings
+from minrl.utils.settings import Bound, Natural, Settings
 from minrl.utils.text import is_unicode
 
-TEMPERATURE = Bound(least=1e-6, most=2.0, zero="greedy")
-"""Logits divided by less may not be finite."""
+TEMPERATURE = Bound(least=0, most=2.0)
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
@@ -49,7 +48,7 @@ class ApiRequest(Settings):
     chat: bool = True
     model: str = ""
     n: Annotated[int, Bound(least=1, most=128)] = 1
-    max_tokens: Annotated[int, Bound(least=1, zero="as many as the server allows")] = 0
+    max_tokens: Natural = 0
     temperature: Annotated[float, TEMPERATURE] = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None

@@ -1,17 +1,18 @@
 """Every setting of `minrl serve`, with its unit and its check."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from minrl.config import ModelConfig
+from minrl.config import TrainerConfig
 from minrl.dataflow import require
 from minrl.evaluate.config import API
 from minrl.tools.serve.api import TEMPERATURE
-from minrl.utils.settings import Bound, Count, Grouped
+from minrl.utils.settings import Bound, Count, between
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class ServeConfig(Grouped):
+@dataclass(init=False)
+class ServeConfig(TrainerConfig):
     """Serve a model through an OpenAI-compatible endpoint on this machine, or chat with it in the terminal.
 
     python -m minrl serve countdown-grpo-seed0
@@ -19,18 +20,23 @@ class ServeConfig(Grouped):
     python -m minrl serve Qwen/Qwen3-0.6B --chat
     """
 
-    often = ("checkpoint", "chat", "port", "max_tokens", "temperature", "system")
+    often: ClassVar[tuple[str, ...]] = ("checkpoint", "chat", "port", "max_tokens", "temperature", "system")
 
     first = "checkpoint"
+
+    not_taken: ClassVar[frozenset[str]] = (
+        frozenset(TrainerConfig.__dataclass_fields__)
+        - between(TrainerConfig, "dtype", "activation_checkpointing")
+        - {"runs_dir", "stop_strings", "temperature", "seed", "max_tokens", "quiet"}
+    )
+    aliases: ClassVar[Mapping[str, str]] = {"model": "checkpoint"}
 
     checkpoint: str = ""
     """What is served: a run, a checkpoint, a local or hub model, as evaluate.py takes them. The flag itself may be left
     out in front."""
-    runs_dir: str = "runs"
-    """Where runs are that are named without a folder."""
     chat: bool = False
     """Chat here in the terminal in place of serving."""
-    port: Annotated[int, Bound(least=1, most=65535, zero="any free one")] = 8000
+    port: Annotated[int, Bound(least=0, most=65535)] = 8000
     """Port of 127.0.0.1. 0: any free one."""
     max_tokens: Count = 1024
     """Longest completion in tokens where a request sets none. A run: its own."""
@@ -40,15 +46,14 @@ class ServeConfig(Grouped):
     """System message of --chat. Empty: none."""
     temperature: Annotated[float, TEMPERATURE] = 1.0
     """Temperature of --chat."""
-    seed: Annotated[int, Bound(least=1, below=2**63, zero="random")] = 0
+    seed: Annotated[int, Bound(least=0, below=2**63)] = 0
     """Seed of the first answer of --chat, counted up with each answer. 0: random."""
     quiet: bool = False
     """No progress bar while the model is loaded, and only warnings on the screen."""
-    model: ModelConfig = ModelConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(not self.model.model_id, "minrl serve takes the model as its first word, not as --model-id")
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        self._check_models()
         require(bool(self.checkpoint), "name what is served: a run, a checkpoint, a local or hub model")
         remote = self.checkpoint.startswith(API)
         require(not remote, f"{self.checkpoint} is served already: name a run, a checkpoint, a local or hub model")

@@ -113,13 +113,13 @@ class Sampler:
         rows = [one for one in self.choices if one.open and one.job.request.temperature == temperature][:MOST_ROWS]
         others = [one for one in self.choices if one.open and one not in rows]
 
-        def heard(row: int, token: int, _logprob: float) -> bool:
+        def on_token(row: int, token: int, _logprob: float) -> bool:
             choice = rows[row]
             if choice.open:
                 choice.add(token, self.policy)
             return choice.open and not (len(choice.ids) % TURN == 0 and (others or not self._new.empty()))
 
-        self.engine.generate([one.rest() for one in rows], Sampling(temperature, self.policy.stop_ids), heard)
+        self.engine.generate([one.rest() for one in rows], Sampling(temperature, self.policy.stop_ids), on_token)
         self.choices = [one for one in [*others, *rows] if one.open]
 
     def _admit(self, job: Job) -> None:

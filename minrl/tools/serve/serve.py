@@ -28,9 +28,9 @@ from starlette.routing import Route
 
 from minrl.dataflow import Message, Prompt, UserError, require
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate.models import TrainedRun, find_runs
+from minrl.evaluate.models import run_of, run_settings
 from minrl.models.distributed import Processes
-from minrl.run.folder import resolve_model
+from minrl.run.folder import RunFolder, resolve_model
 from minrl.run.setup import load_policy
 from minrl.tools.serve.api import Answer, ApiError, ApiRequest, Delta, read_request
 from minrl.tools.serve.config import ServeConfig
@@ -39,7 +39,7 @@ from minrl.utils.cli import Command
 from minrl.utils.console import Screen
 from minrl.utils.files import read_record, refusal
 from minrl.utils.signals import exit_status
-from minrl.utils.task_names import limits_by_task
+from minrl.utils.task_names import option_keys, weights_of
 from minrl.utils.text import printable
 
 HOST = "127.0.0.1"
@@ -48,11 +48,11 @@ INTERRUPTED = exit_status(signal.SIGINT)
 
 def main(command: Command[ServeConfig]) -> int:
     """Serve, or chat, until a signal comes or the input ends."""
-    runs, _ = find_runs([command.config.checkpoint], command.config.runs_dir)
-    config = as_trained(command, runs[0]) if runs else command.config
+    run = run_of(command.config.checkpoint, command.config.runs_dir)
+    config = as_trained(command, run) if run else command.config
     path = resolve_model(config.checkpoint, config.runs_dir)
     if config.chat:
-        return chat(load_sampler(config, path), config, runs[0].record.get("prompt") if runs else None)
+        return chat(load_sampler(config, path), config, run.record.get("prompt") if run else None)
     with closing(listen(config.port)) as listener:  # a port that is taken is reported before the model is loaded
         sampler = load_sampler(config, path)
         if torch.cuda.is_available():
@@ -68,18 +68,20 @@ def main(command: Command[ServeConfig]) -> int:
 def load_sampler(config: ServeConfig, path: str) -> Sampler:
     """The model at the path, ready to sample."""
     with Screen(config.quiet):
-        policy = load_policy(path, config.model, Processes(config.model))
+        policy = load_policy(path, config, Processes(config))
+    Screen(quiet=True).__enter__()  # for the rest of the process: warnings, and no bars
     return Sampler(policy, TorchEngine(policy), config.max_tokens, config.stop_strings)
 
 
-def as_trained(command: Command[ServeConfig], run: TrainedRun) -> ServeConfig:
+def as_trained(command: Command[ServeConfig], run: RunFolder) -> ServeConfig:
     """The config with the settings that the run was trained with, where the command sets nothing else."""
-    hints = {"max_tokens": int, "stop_strings": tuple[str, ...], "chat_template_options": str}
-    usual = command.config.settings
-    trained = {name: run.setting(name, hint, usual[name]) for name, hint in hints.items()}
+    trainer = run_settings(run).trainer
+    trained = {name: getattr(trainer, name) for name in ("max_tokens", "stop_strings", "chat_template_options")}
     trained["stop_strings"] += tuple(run.record.get("task_stop_strings", ()))  # the task's own
-    for key, limit in limits_by_task(run.setting("task_max_tokens", str, "")).items():
-        trained |= {"max_tokens": limit} if [key] == [*run.task_names] else {}
+    tasks = [*weights_of(trainer.task)]
+    for name in tasks if len(tasks) == 1 else ():  # of the record: a program's task is known to that program alone
+        own = run.config.get("tasks", {}).get(option_keys(name)[0], {})
+        trained["max_tokens"] = own.get("max_tokens") or trained["max_tokens"]
     return command.over(trained).config
 
 

@@ -1,4 +1,4 @@
-"""Repeat a step of a run and compare, or begin a new run there with another setting.
+"""Repeat a step of a run and compare.
 
 A copy resumes from the last checkpoint before the step, and the hashes of ids, rewards, advantages, weights and moments
 are compared.
@@ -9,58 +9,41 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
 from loguru import logger
 
-from minrl.config import TrainerConfig, with_absolute_paths
+from minrl.config import TrainerConfig
 from minrl.dataflow import UserError, require
-from minrl.evaluate import run as evaluation
-from minrl.evaluate.config import EvaluateConfig
 from minrl.report.rollouts import Line, read_lines
-from minrl.run.checkpoint import BEST, HASHES, by_step, damage, hash_files, last_saved, read_state, step_name, step_of
-from minrl.run.defaults import differing, full_name
-from minrl.run.folder import (
-    AT_BEST,
-    CONFIG,
-    EVAL_BEFORE,
-    FINGERPRINTS,
-    METRICS,
-    OWNER,
-    ROLLOUTS,
-    RunFolder,
-    resolve_model,
-)
-from minrl.run.records import changes, provenance, with_resume
-from minrl.run.run import TRAIN, Run, claim, open_run
-from minrl.run.setup import OPPONENT, TEACHER, assemble
+from minrl.run.checkpoint import HASHES, by_step, damage, hash_files, read_state, step_name, step_of
+from minrl.run.folder import CONFIG, FINGERPRINTS, ROLLOUTS, RunFolder
+from minrl.run.records import changes, provenance
+from minrl.run.run import TRAIN, open_run
+from minrl.run.setup import assemble
 from minrl.tools.verify.config import VerifyConfig
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.writers import PARTS
 from minrl.trainer import loop
-from minrl.utils.cli import Command, from_dict, parse, to_dict
-from minrl.utils.files import write_json, writing
+from minrl.utils.cli import Command, parse
 
 DIFFERS = 1
 """Exit status if something that was recorded differs, or nothing could be compared."""
 
 
 def main(command: Command[VerifyConfig]) -> int:
-    """Repeat and compare, or fork."""
+    """Repeat and compare."""
     config = command.config
-    if config.fork:
-        return _fork(config.fork, command.arguments)
     require(bool(config.run), "name the run first: minrl verify RUN --step 120")
     run = RunFolder.open(config.run, config.runs_dir)
     require(run.program == TRAIN.command, f"{run.path} is no run of minrl train")
     step = config.step or max(run.fingerprints, default=0)
     checkpoint = _checkpoint_before(run, step)
     sys.stderr.write(f"repeating steps {step_of(checkpoint) + 1} to {step} from {checkpoint}\n")
-    with tempfile.TemporaryDirectory(prefix="minrl-verify-", dir=config.scratch or None) as place:
+    with tempfile.TemporaryDirectory(prefix="minrl-verify-") as place:
         copy, kept = _repeat(run, checkpoint, step, Path(place))
         other = changes(run.record, provenance(map(Path, run.record.get("files", {}))))  # with the run's threads
         verdicts = list(_compare(run, copy, kept, range(step_of(checkpoint) + 1, step + 1)))
@@ -69,10 +52,6 @@ def main(command: Command[VerifyConfig]) -> int:
     for one in verdicts:
         sys.stdout.write(f"step {one.step}: {', '.join(f'{part} {texts[same]}' for part, same in one.same.items())}\n")
         sys.stdout.writelines(f"  {text}\n" for text in one.found)
-    if config.output:
-        write_json(
-            Path(config.output), {"run": str(run.path), "other": other, "steps": [asdict(one) for one in verdicts]}
-        )
     same = [one for verdict in verdicts for one in verdict.same.values()]
     found = any(verdict.found for verdict in verdicts)
     return DIFFERS if False in same or found or True not in same else 0
@@ -184,80 +163,3 @@ def _first_difference(run: Path, copy: Path, step: int) -> str:
                 before, after, where = before[token : token + 3], after[token : token + 3], f" from token {token}"
             return f"rollout {number} ({was.get('purpose')}) differs in {name}{where}: {before}, now {after}"
     return ""
-
-
-# Fork
-
-
-def _fork(place: str, flags: Sequence[str]) -> int:
-    """Train a fork to its end, and evaluate it and the run on the same examples."""
-    name, at, step = place.rpartition("@")
-    known = bool(at) and (step.isdigit() or step == BEST)
-    require(known, "--fork needs RUN@STEP or RUN@best, such as countdown-grpo-seed0@120")
-    run = RunFolder.open(name, parse(TrainerConfig, flags).config.logging.runs_dir)
-    number = step_of(Path(resolve_model(f"{run.path}{AT_BEST}"))) if step == BEST else int(step)
-    with (
-        assemble(forked(run, number, flags)) as parts,
-        Session(parts, time.perf_counter(), diagnostics=UpdateDiagnostics) as session,
-    ):
-        loop(session)
-        status = session.finish()
-    saved = last_saved(parts.run.checkpoints)
-    assert saved is not None, "a fork begins with a checkpoint"
-    same = run.checkpoints / step_name(step_of(saved))
-    models = [str(same if damage(same) is None else last_saved(run.checkpoints)), str(saved)]
-    output = parts.run.folder.parent / saved.parent.name / "against"
-    words = ["--models", *models, "--task", parts.config.rollout.task, "--output", str(output)]
-    return status or evaluation.main(parse(EvaluateConfig, words))
-
-
-def forked(run: RunFolder, step: int, flags: Sequence[str]) -> Run:
-    """A copy of the run as it was after a step, under a name of its own, that resumes with what the flags change."""
-    kept = run.checkpoints
-    checkpoint, problem = kept / step_name(step), damage(kept / step_name(step))
-    known = ", ".join(path.name for path in by_step(kept)) or "no checkpoint"
-    require(problem is None, f"{checkpoint}: {problem}; the run has {known}")
-    places = ["--runs-dir", str(run.path.parent), "--checkpoints-dir", str(kept.parent)]
-    command = parse(TrainerConfig, ["--config", str(run.path / CONFIG), *places, *flags])
-    require(not command.config.resume, "--resume leaves a run as it is, and a fork changes it: leave it out")
-    settings = with_absolute_paths(command.config)
-    options = {key: with_absolute_paths(own) for key, own in command.options.items()}
-    before, own = from_dict(run.config, TrainerConfig)
-    fixed = {
-        "model": before.model.model_id == settings.model.model_id,
-        "adapters": before.lora == settings.lora,
-        "optimizer": before.optimizer.optimizer == settings.optimizer.optimizer,
-        "task": (before.rollout.task, own) == (settings.rollout.task, options),
-        "seed": before.seed == settings.seed,
-    }
-    changed = " and ".join(f"the {name}" for name, same in fixed.items() if not same)
-    require(not changed, f"a fork has {changed} of its run: begin a new run from the checkpoint with --model-id")
-    other = {
-        TEACHER: before.algorithm.teacher_id != settings.algorithm.teacher_id,
-        OPPONENT: before.rollout.opponent != settings.rollout.opponent,
-    }
-    had, resumed = run.steps_at(step + 1), run.record.get("resumed", [])
-    name = full_name(settings, options, TRAIN.extends)
-    folders = Path(settings.logging.runs_dir) / name, Path(settings.logging.checkpoints_dir) / name
-    with ExitStack() as held:
-        new = claim(Run(name, settings, options, *folders), held)
-        with writing(new.folder):
-            # The records of the steps; resuming cuts them after this step.
-            for pattern in (METRICS, FINGERPRINTS, EVAL_BEFORE, ROLLOUTS, "events.out.tfevents.*"):
-                for path in run.path.glob(pattern):
-                    (shutil.copytree if path.is_dir() else shutil.copy2)(path, new.folder / path.name)
-            shutil.copytree(checkpoint, new.checkpoints / checkpoint.name)
-        identity = {"minrl_run": new.name, "id": new.identity}
-        write_json(new.checkpoints / OWNER, {**identity, "folder": str(new.folder)})
-        record = {
-            **run.record,
-            **identity,
-            "not_default": differing(settings, options),
-            "config": to_dict(settings, options),
-            "models": {role: model for role, model in run.record.get("models", {}).items() if not other.get(role)},
-            "forked_from": {"run": str(run.path.absolute()), "step": step},
-            "resumed": with_resume(resumed, {}, step, had) if had != settings.steps else resumed,
-        }
-        write_json(new.folder / CONFIG, record)
-    command = parse(TrainerConfig, ["--resume", str(new.folder)])
-    return open_run(command.config, command.options, command.given)

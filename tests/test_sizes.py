@@ -1,20 +1,16 @@
-"""Defaults by the number of weights and the device, under what the user gives, kept by a run that is resumed."""
+"""The table of sizes: by the number of weights and the device, under what the user gives."""
+
+import json
 
 import pytest
 import torch
-import yaml
 
 from minrl.config import TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.run import defaults as module
-from minrl.run.defaults import (
-    UNKNOWN,
-    num_weights,
-    rates_for,
-    sizes_for,
-)
+from minrl.run import sizes as module
+from minrl.run.sizes import UNKNOWN, num_weights, rates_for, sizes_for, with_sizes
 from minrl.sft.config import ExpertIterationConfig, SftConfig
-from minrl.utils.cli import to_dict
+from minrl.utils.cli import parse, to_dict
 from tests.parsed import parse_run
 
 GIVEN, ADAPTERS = ["--model-id", "135M"], ["--lora-rank", "8"]
@@ -33,7 +29,7 @@ def machine(monkeypatch):
 
 def chosen(flags, cls=TrainerConfig):
     config = parse_run(cls, flags)[0].trainer
-    return config.optimizer.learning_rate, config.rollout.max_tokens
+    return config.learning_rate, config.max_tokens
 
 
 @pytest.mark.parametrize(
@@ -50,16 +46,10 @@ def test_a_default_depends_on_what_is_trained(flags, reinforcement, fine_tuning,
         assert chosen(flags, cls) == (rate, max_tokens), cls
 
 
-def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen_and_a_config_keeps_what_it_has(tmp_path, monkeypatch):
-    config = tmp_path / "config.yaml"
-    values = to_dict(*parse_run(TrainerConfig, GIVEN))
-    assert (values["learning_rate"], values["max_tokens"]) == (RATE.weights, LIMIT)
-    config.write_text(yaml.safe_dump({**values, "learning_rate": 7e-6}))
+def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert chosen(GIVEN) == (RATE.weights, 1024)
     assert chosen([*GIVEN, "--device", "cpu"]) == (RATE.weights, LIMIT)
-    assert chosen(["--config", str(config)]) == (7e-6, LIMIT)
-    assert chosen(["--config", str(config), "--learning-rate", "1e-3"]) == (1e-3, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -68,16 +58,17 @@ def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen_and_a_config_keeps_
         ([], GIVEN, (RATE.weights, LIMIT)),
         (GIVEN, ["--model-id", ""], (3e-4, 192)),
         (["--learning-rate", "1e-3"], GIVEN, (1e-3, LIMIT)),
-        (["--max-tokens", "300"], GIVEN, (RATE.weights, 300)),
-        (GIVEN, ["--model-id", "136M"], (RATE.weights, LIMIT)),
+        (["--max-tokens", "300"], [*GIVEN, "--learning-rate", "7e-6"], (7e-6, 300)),
     ],
 )
-def test_defaults_in_the_config_of_a_run_are_none_of_a_run_that_trains_something_else(
-    tmp_path, said, trained, flags, expected
+def test_what_followed_from_the_size_in_a_runs_config_follows_from_that_of_what_is_trained(
+    tmp_path, trained, flags, expected
 ):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(*parse_run(TrainerConfig, trained))))
-    assert chosen(["--config", str(tmp_path / "config.yaml"), *flags]) == expected
-    assert len(said) == (flags != ["--model-id", "136M"])
+    command = parse(TrainerConfig, trained)
+    config, by_size = with_sizes(command.config)
+    record = {"minrl_run": "x", "config": to_dict(config, command.options), "by_size": list(by_size)}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    assert chosen(["--config", str(tmp_path / "config.json"), *flags]) == expected
 
 
 def test_weights_are_counted_from_the_config_alone(tmp_path):
@@ -92,8 +83,12 @@ def test_every_program_takes_its_own_sizes():
     """The sizes of 135M weights: each by the name that the program has for it."""
     train, sft = parse_run(TrainerConfig, GIVEN)[0], parse_run(SftConfig, [*GIVEN, "--data", "x"])[0]
     rounds = parse_run(ExpertIterationConfig, GIVEN)[0]
-    assert (train.rollout.prompts_per_step, train.rollout.group_size) == (SIZES.prompts_per_step, SIZES.group_size)
+    assert (train.prompts_per_step, train.group_size) == (SIZES.prompts_per_step, SIZES.group_size)
     for one in (train, sft, rounds):
-        assert (one.evaluation.eval_examples, one.evaluation.eval_samples) == (SIZES.eval_examples, SIZES.eval_samples)
+        assert (one.eval_examples, one.eval_samples) == (SIZES.eval_examples, SIZES.eval_samples)
     assert (sft.batch_size, rounds.batch_size) == (SIZES.batch_size, SIZES.batch_size)
     assert (rounds.examples_per_round, rounds.samples_per_example) == (SIZES.examples_per_round, SIZES.group_size)
+
+
+def test_none_on_the_command_line_is_by_size_too():
+    assert chosen(["--learning-rate", "None", "--max-tokens", "None"]) == (3e-4, 192)
