@@ -28,7 +28,7 @@ from minrl.run.folder import AT_BEST, CONFIG, OWNER, SUMMARY, RunFolder
 from minrl.run.run import Run
 from minrl.tasks import is_of_the_program
 from minrl.tasks.programs import files_outside
-from minrl.utils.cli import near, plain_options, to_dict, tool, typed
+from minrl.utils.cli import near, plain_options, plain_value, to_dict, tool, typed
 from minrl.utils.files import write_json
 from minrl.utils.settings import flag_of, settings_of
 from minrl.utils.statistics import Evaluation
@@ -119,16 +119,12 @@ def differing(run: Run) -> dict[str, Any]:
     """
     usual = {name: one.default for name, one in settings_of(type(run.settings)).items()}
     values = to_dict(run.settings, {})
-    found = {name: value for name, value in values.items() if value != _held(usual.get(name))}
+    found = {name: value for name, value in values.items() if value != plain_value(usual.get(name))}
     found = {name: value for name, value in found.items() if name not in (*run.by_size, *HOUSEKEEPING, "tasks")}
     for key, own in run.options.items():
         start = plain_options(type(own)())
         found |= {f"{key}.{name}": value for name, value in plain_options(own).items() if value != start[name]}
     return found
-
-
-def _held(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
@@ -291,8 +287,4 @@ def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "
     name, value = next((name, value) for name in run.program.extends if (value := getattr(run.settings, name)))
     further = f"{flag_of(ended_by)} 0" if ended_by else f"--{name} {2 * value:.12g}"
     further = further if not run.in_program else f"{name}={2 * value:.12g}"
-    yield (
-        f"continue: {run.resume_command}, with {further}"
-        if run.in_program
-        else f"continue: {run.resume_command} {further}"
-    )
+    yield f"continue: {run.resume_command}{', with' if run.in_program else ''} {further}"

@@ -155,15 +155,16 @@ def from_dict(values: Mapping[str, Any], cls: type[T], options: OptionsByTask | 
 def to_dict(config: Any, options: OptionsByTask) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
     """Plain values by name, and each task's options in a dictionary. `from_dict` reads it."""
     tasks = {key: plain_options(own) for key, own in options.items()}
-    return {**{name: _plain(value) for name, value in config.settings.items()}, "tasks": tasks}
+    return {**{name: plain_value(value) for name, value in config.settings.items()}, "tasks": tasks}
 
 
 def plain_options(own: Any) -> dict[str, Any]:  # noqa: ANN401 - a task's options
     """The options of one task as JSON can hold them, by name."""
-    return {one.name: _plain(getattr(own, one.name)) for one in fields(own) if one.init}
+    return {one.name: plain_value(getattr(own, one.name)) for one in fields(own) if one.init}
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value
+def plain_value(value: Any) -> Any:  # noqa: ANN401 - a config value
+    """A value as JSON can hold it."""
     return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 
