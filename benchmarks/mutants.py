@@ -54,7 +54,7 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
     "tracking/writers": ["tests/test_metrics.py"],
     "tracking/metrics": ["tests/test_rollout_metrics.py"],
     "train": ["tests/test_train_loop.py"],
-    "utils/statistics": ["tests/test_evaluation.py"],
+    "evaluate/statistics": ["tests/test_evaluation.py"],
 }
 """The modules of the core, each with its tests."""
 

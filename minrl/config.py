@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import minrl
 from minrl.dataflow import require
-from minrl.utils.keys import checked_url, require_variable
+from minrl.rewards.chat_client import checked_url, require_variable
 from minrl.utils.other_names import ALIASES, HINTS
 from minrl.utils.settings import (
     BY_SIZE,

@@ -7,11 +7,11 @@ from typing import Any
 from minrl.config import TrainerConfig
 from minrl.dataflow import LostEpisode, Prompt, Rollout
 from minrl.engines import Engine
+from minrl.evaluate.statistics import Evaluation, summarize
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
 from minrl.tasks import Task
-from minrl.utils.statistics import Evaluation, summarize
 
 MIN_SAMPLES = 500
 """Completions of an evaluation with an automatic number of samples."""

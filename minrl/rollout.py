@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, fields, replace
 from minrl.dataflow import Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
 from minrl.engines import Engine, Sampling
 from minrl.engines.torch_engine import EngineWithOpponent
+from minrl.evaluate.statistics import lost_roles
 from minrl.policy import Policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.tasks.task import Sampled, Task
 from minrl.tasks.thoughts import LONGEST_MARK, heard
-from minrl.utils.statistics import lost_roles
 
 EPISODE = "episode"
 """Takes the place of the role in the seed of an episode's own `rng`."""

@@ -11,9 +11,9 @@ from together import together
 from minrl import evaluation
 from minrl.dataflow import Example, LostEpisode, Reward, Turn
 from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluate.statistics import Z95, bootstrap, interval, pass_at_k, summarize, wilson
 from minrl.evaluation import evaluate
 from minrl.rollout import Plan
-from minrl.utils.statistics import Z95, bootstrap, interval, pass_at_k, summarize, wilson
 from tests.parsed import sized
 
 

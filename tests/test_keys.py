@@ -10,11 +10,10 @@ from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.models import find_models
 from minrl.rewards import chat_client
-from minrl.rewards.chat_client import ChatClient, about_key, key_for
+from minrl.rewards.chat_client import ChatClient, about_key, checked_url, is_openai, key_for
 from minrl.run.records import provenance
 from minrl.utils.cli import parse, run_main
 from minrl.utils.console import Screen
-from minrl.utils.keys import checked_url, is_openai
 from minrl.utils.text import without_keys
 from tests.chat_server import ChatServer, answer, in_turn
 from tests.parsed import parsed, sized

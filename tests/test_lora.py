@@ -15,13 +15,13 @@ from minrl.batch import make_batch, pack
 from minrl.dataflow import SOLO, Request, TrainState, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
+from minrl.models.check import verify
 from minrl.models.lora import Adapters, MergedWeights, adapted_layers, merged_weight
 from minrl.models.scoring import Method, score, set_method
 from minrl.models.sharding import master_weights
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.run.setup import load_policy
-from minrl.run.verify import verify
 from minrl.update import update_policy
 from tests.conftest import CPU
 from tests.decoding import decoded_logprobs

@@ -15,13 +15,13 @@ from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 from minrl.__main__ import main
 from minrl.algorithms import ALGORITHMS, compute_advantages
 from minrl.dataflow import LostEpisode, Reward, TrainState
+from minrl.evaluate.statistics import weighted_score
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import load_state
 from minrl.run.folder import RunFolder
 from minrl.sampling import draw_examples, missing, next_examples, tracked_plan
 from minrl.tasks.mixture import cycle, mixture
 from minrl.tracking.metrics import step_metrics
-from minrl.utils.statistics import weighted_score
 from minrl.utils.task_names import weights_of
 from tests import say_sevens
 from tests.parsed import sized

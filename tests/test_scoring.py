@@ -24,9 +24,9 @@ from minrl.models import (
     scoring,
 )
 from minrl.models import logprobs as output_head
+from minrl.models.check import verify
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.scoring import Method, padded_rows, row_tokens, score, set_method
-from minrl.run.verify import verify
 
 SMALL = {
     "vocab_size": 40,
@@ -213,7 +213,7 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
     with torch.no_grad():
         model.lm_head.bias.zero_()[:20] = bias
     monkeypatch.setattr("minrl.models.scoring.output_head", lambda model: Head(model.lm_head.weight))
-    monkeypatch.setattr("minrl.run.verify.output_head", lambda model: Head(model.lm_head.weight))
+    monkeypatch.setattr("minrl.models.check.output_head", lambda model: Head(model.lm_head.weight))
     if refused:
         with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: its logits are not .* head \(0\.0"):
             verify(model)
@@ -223,7 +223,7 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
 
 def test_a_gradient_that_is_not_that_of_plain_transformers_refuses(monkeypatch):
     model = make_model(SHAPES["qwen3"], torch.float32)
-    monkeypatch.setattr("minrl.run.verify.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
+    monkeypatch.setattr("minrl.models.check.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
     with pytest.raises(UserError, match=r"the gradient of .*q_proj.weight differs by 0.5 of"):
         verify(model)
 

@@ -12,6 +12,7 @@ from loguru import logger as log
 
 from minrl.algorithms import Advantages
 from minrl.dataflow import LostEpisode, Reward, TrainState, UserError
+from minrl.evaluate.statistics import Evaluation
 from minrl.evaluation import result_line
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts
@@ -26,7 +27,6 @@ from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
 from minrl.update import Update
 from minrl.utils.console import Screen
-from minrl.utils.statistics import Evaluation
 from tests.parsed import sized
 
 OPTIONS = {name: options() for name, options in option_classes(TASK_DEFINITIONS).items()}

@@ -44,10 +44,10 @@ from minrl.engines.vllm_sync import (
 )
 from minrl.models.lora import MergedWeights
 from minrl.policy import Policy
+from minrl.rewards.chat_client import checked_url
 from minrl.tracking.timers import timed
 from minrl.utils.console import activity
 from minrl.utils.files import atomic_folder
-from minrl.utils.keys import checked_url
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from minrl.config import CountBySize, NaturalBySize, OptionsByTask, TrainerConfig
 from minrl.dataflow import require
-from minrl.utils.keys import require_variable
+from minrl.rewards.chat_client import require_variable
 from minrl.utils.settings import Calls, Count, Natural, NotNegative, Positive, between
 from minrl.utils.task_names import option_keys, task_key, weights_of
 

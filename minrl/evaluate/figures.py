@@ -15,11 +15,7 @@ import numpy as np
 
 from minrl.dataflow import Reward
 from minrl.evaluate.play import GREEDY, NOBODY, Cell, Key, Row
-from minrl.report.charts import Axes, color, curve, legend_below, percent, picture
-from minrl.report.page import escaped, markdown_table
-from minrl.utils.console import Table
-from minrl.utils.files import write_csv, write_json, write_text
-from minrl.utils.statistics import (
+from minrl.evaluate.statistics import (
     bootstrap,
     by_category,
     is_solved,
@@ -32,6 +28,10 @@ from minrl.utils.statistics import (
     summarize,
     wilson,
 )
+from minrl.report.charts import Axes, color, curve, legend_below, percent, picture
+from minrl.report.page import escaped, markdown_table
+from minrl.utils.console import Table
+from minrl.utils.files import write_csv, write_json, write_text
 from minrl.utils.text import plain
 
 SUMMARY, MARKDOWN, CSV, CHARTS = "summary.json", "summary.md", "summary.csv", "charts"
@@ -41,7 +41,7 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Scored:
-    """What a role did in an episode, as an `Outcome` of `minrl.utils.statistics`."""
+    """What a role did in an episode, as an `Outcome` of `minrl.evaluate.statistics`."""
 
     example_id: str
     role: str

@@ -17,6 +17,7 @@ from minrl.dataflow import UserError, require
 from minrl.evaluate.config import API, EvaluateConfig, with_data
 from minrl.models.loading import cached_commit, made_here
 from minrl.models.lora import base_of
+from minrl.rewards.chat_client import checked_url
 from minrl.run.checkpoint import HASHES, STATE, by_step, damage, read_state
 from minrl.run.folder import CONFIG, RunFolder, model_folder, resolve_model
 from minrl.run.setup import START, TEACHER
@@ -25,7 +26,6 @@ from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.tasks import option_classes
 from minrl.utils.cli import Command, from_dict, plain_options
 from minrl.utils.files import read_record
-from minrl.utils.keys import checked_url
 from minrl.utils.settings import flag_of, settings_of
 from minrl.utils.task_names import option_keys, weights_of
 from minrl.utils.text import digest_of

@@ -43,7 +43,7 @@ LARGEST_SHARE = 0.7
 
 @dataclass(frozen=True)
 class Method:
-    """How a model is computed: the fastest way that gives the numbers of plain transformers (minrl/run/verify.py).
+    """How a model is computed: the fastest way that gives the numbers of plain transformers (minrl/models/check.py).
 
     `packed`: rollouts are streams in which our attention function separates them, and a prompt is computed once;
     otherwise each is a padded row.

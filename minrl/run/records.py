@@ -21,6 +21,7 @@ from loguru import logger
 import minrl
 from minrl.config import HOUSEKEEPING
 from minrl.dataflow import TrainState
+from minrl.evaluate.statistics import Evaluation
 from minrl.models.distributed import place
 from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import discard_after
@@ -31,7 +32,6 @@ from minrl.tasks.programs import files_outside
 from minrl.utils.cli import near, plain_options, plain_value, to_dict, tool, typed
 from minrl.utils.files import write_json
 from minrl.utils.settings import flag_of, settings_of
-from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import option_keys, task_key
 from minrl.utils.text import without_keys
 

@@ -19,8 +19,10 @@ from minrl.config import ENDS, TrainerConfig
 from minrl.dataflow import CausalModel, TrainState, UserError, require
 from minrl.engines import Engine, make_engine, takes_vllm
 from minrl.engines.torch_engine import EngineWithOpponent
+from minrl.evaluate.statistics import Evaluation, together
 from minrl.evaluation import evaluate
 from minrl.models.chat_templates import set_chat_template
+from minrl.models.check import verify
 from minrl.models.distributed import Processes
 from minrl.models.loading import load_model
 from minrl.models.lora import Adapters, adapted_layers, base_of, merge_adapters, require_peft
@@ -36,11 +38,9 @@ from minrl.run.records import in_common
 from minrl.run.run import Run, owned
 from minrl.run.sizes import what_is_trained
 from minrl.run.teacher import require_same_tokens, teacher_prompt
-from minrl.run.verify import verify
 from minrl.tasks import Task, load_task
 from minrl.tasks.mixture import mixture
 from minrl.utils.console import Screen, activity
-from minrl.utils.statistics import Evaluation, together
 from minrl.utils.task_names import task_key
 
 START, OPPONENT, TEACHER = "start model", "opponent", "teacher"

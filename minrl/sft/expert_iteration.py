@@ -20,6 +20,7 @@ from pathlib import Path
 from loguru import logger as log
 
 from minrl.dataflow import Example, Rollout, TrainState
+from minrl.evaluate.statistics import is_solved
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
 from minrl.run.run import Program, open_run
@@ -35,7 +36,6 @@ from minrl.tracking.writers import require_logger
 from minrl.utils.cli import Command
 from minrl.utils.console import activity
 from minrl.utils.files import write_jsonl
-from minrl.utils.statistics import is_solved
 
 EXPERT_ITERATION = Program("expert-iteration", extends=("rounds",))
 

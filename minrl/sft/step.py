@@ -15,12 +15,12 @@ from torch import Tensor
 from minrl.batch import pack
 from minrl.config import TrainerConfig
 from minrl.dataflow import Rollout, TrainState
+from minrl.evaluate.statistics import Evaluation
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
 from minrl.tracking.session import Session
 from minrl.update import optimizer_step
 from minrl.utils.console import activity
-from minrl.utils.statistics import Evaluation
 
 
 def rows_in_all(epochs: float, rows: int) -> int:

@@ -13,8 +13,8 @@ import numpy as np
 
 from minrl.dataflow import Reward, Rollout
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
+from minrl.evaluate.statistics import part_means
 from minrl.rollout import Rollouts
-from minrl.utils.statistics import part_means
 
 CHARTS = {
     "Held-out score, reward, length, gap": {

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minrl.algorithms import Advantages
 from minrl.dataflow import Rollout, UserError, require
+from minrl.evaluate.statistics import Evaluation
 from minrl.evaluation import result_line
 from minrl.models.scoring import LARGEST_GAP
 from minrl.report.lines import add_moved, readable, training_lines
@@ -51,7 +52,6 @@ from minrl.utils.cli import near
 from minrl.utils.console import FILE_ONLY, RESULT, activity
 from minrl.utils.files import read_record, write_json
 from minrl.utils.signals import exit_status
-from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import task_key
 
 
