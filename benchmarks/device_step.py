@@ -1,10 +1,10 @@
-"""What a training step asks of a card, counted on a machine without one.
+"""What a training step asks of a GPU, counted on a machine without one.
 
     python benchmarks/device_step.py                a Qwen3-0.6B-shaped model, 28 layers
     python benchmarks/device_step.py --layers 2
 
 The code of the update and of the embedded engine runs on tensors that have a device and a shape, and no numbers
-(benchmarks/card.py). Prints for each setting how often the host waits for the card, the copies for which it does not
+(benchmarks/card.py). Prints for each setting how often the host waits for the GPU, the copies for which it does not
 wait, the precisions of products, and what computes attention. A tensor on the wrong device ends it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from card import DEVICE, Card, Record, card
 from harness import doing
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
@@ -78,14 +78,16 @@ def rollouts_of(prompts: int, group: int = 8) -> list[Rollout]:
 
 
 def make_policy(there: Card, shape: Mapping[str, Any], checkpointing: str = "never") -> Policy:
-    """A policy on the card."""
+    """A policy on the GPU."""
     tokenizer = word_tokenizer([f"w{index}" for index in range(95)])
     return as_policy(_model(shape), tokenizer, sized(activation_checkpointing=checkpointing), there.processes)
 
 
-def _model(shape: Mapping[str, Any]) -> Qwen3ForCausalLM:
+def _model(shape: Mapping[str, Any]) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
+    mixture = "num_experts" in shape
+    config = (Qwen3MoeConfig if mixture else Qwen3Config)(tie_word_embeddings=True, eos_token_id=2, **shape)
     with DEVICE:
-        model = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=True, eos_token_id=2, **shape))
+        model = (Qwen3MoeForCausalLM if mixture else Qwen3ForCausalLM)(config)
     model.to = lambda device: model  # it is there already; fake weights cannot be moved in place
     return model
 
@@ -117,8 +119,8 @@ def decoding_of(there: Card, shape: Mapping[str, Any], tokens: int) -> Record:
 
 def attention_of(record: Record) -> str:
     """What computes attention."""
-    names = {name for name, _ in record.products if "attention" in name or name in ("bmm", "baddbmm")}
-    return "flash" if names and all("_flash_attention" in name for name in names) else "padded rows"
+    names = {name for name, _ in record.products if "attn" in name or name in ("bmm", "baddbmm")}
+    return "flash" if names and all("varlen_attn" in name for name in names) else "padded rows"
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-OWN_TESTS = """advantages batch evaluation models/scoring optimizer rollout sampling types update
+OWN_TESTS = """advantages batch dataflow evaluation models/scoring optimizer rollout sampling update
     models/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
     tracking/diagnostics tracking/session tracking/timers"""
 TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.split()} | {
@@ -53,7 +53,7 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
     "run/run": ["tests/test_run.py", "tests/test_run_folder.py"],
     "tracking/writers": ["tests/test_metrics.py"],
     "tracking/metrics": ["tests/test_rollout_metrics.py"],
-    "train": ["tests/test_train_loop.py"],
+    "trainer": ["tests/test_train_loop.py"],
     "evaluate/statistics": ["tests/test_evaluation.py"],
 }
 """The modules of the core, each with its tests."""

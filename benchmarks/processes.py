@@ -32,8 +32,8 @@ from torch.profiler import ProfilerActivity, profile
 from update import Update
 
 from minrl.models.distributed import Processes
+from minrl.models.sharding import sharded_policy
 from minrl.models.structure import decoder_of, layers_of
-from minrl.run.setup import sharded_policy
 from tests.parsed import sized
 
 SENT_AT = 200

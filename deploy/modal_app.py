@@ -1,4 +1,4 @@
-"""MinRL on Modal: cards by the hour, runs that end up in a volume, and go on where a container was taken away.
+"""MinRL on Modal: GPUs by the hour, runs that end up in a volume, and resume where a container was taken away.
 
     pip install -e .[modal] && modal setup
     modal run --detach deploy/modal_app.py --gpu H100:2 --hours 6 --name first --flags "--task gsm8k --steps 300"
@@ -39,7 +39,7 @@ INSTALL = (
     f"--constraints {PINS[0]} --overrides {PINS[1]}"
 )
 
-image = modal.Image.debian_slim(python_version="3.11").apt_install("bubblewrap", "git").pip_install("uv==0.13.8")
+image = modal.Image.debian_slim(python_version="3.11").apt_install("git").pip_install("uv==0.13.8")
 for name in INSTALLED:
     image = image.add_local_file(CHECKOUT / name, f"/minrl/{name}", copy=True)
 image = (
@@ -104,7 +104,7 @@ def train(flags: list[str], name: str, processes: int, seconds: float) -> int:
 
 @app.local_entrypoint()
 def main(name: str, flags: str = "", gpu: str = "H100", hours: float = 4.0, secrets: str = "") -> None:
-    """Start a run; with `modal run --detach` it goes on when this program ends."""
+    """Start a run; with `modal run --detach` it continues when this program ends."""
     count = int(gpu.partition(":")[2] or 1)
     sized = train.with_options(
         gpu=gpu or None,

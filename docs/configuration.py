@@ -17,9 +17,8 @@ from minrl.report.rollouts import RolloutsConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, option_classes
 from minrl.tools.audit import AuditConfig
-from minrl.tools.serve.config import ServeConfig
+from minrl.tools.config import ServeConfig, VerifyConfig
 from minrl.tools.sweep import SweepConfig
-from minrl.tools.verify.config import VerifyConfig
 from minrl.utils.cli import meanings, sections
 from minrl.utils.settings import settings_of
 

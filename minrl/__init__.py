@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "train": "minrl.trainer",
     "load": "minrl.tools.load",
+    "metrics": "minrl.report.runs",
     "TrainerConfig": "minrl.config",
     "task": "minrl.tasks.custom",
     "Task": "minrl.tasks.task",

@@ -32,6 +32,8 @@ class Groups:
     group_of: Int[Tensor, " N"]
     roles: Sequence[str]
     baselines: Baselines
+    parts: Sequence[tuple[float, Float[Tensor, " N"]]] = ()
+    """Weight and values of each part of the reward that `reward_parts` names."""
 
     @property
     def scored(self) -> Float[Tensor, " N"]:
@@ -133,6 +135,17 @@ def normalize_rewards_over_batch(groups: Groups) -> Float[Tensor, " N"]:
     (equation 4); statistics are over rollouts, not over tokens as in verl.
     """
     return normalize_rewards_per_group(replace(groups, group_of=torch.zeros_like(groups.group_of)))
+
+
+def normalize_each_part(groups: Groups) -> Float[Tensor, " N"]:
+    """sum_k w_k z_k with z_k the group z-score of part k of the reward, divided by the sum's standard deviation over
+    the step + 1e-4: GDPO, arXiv:2601.05242, which also subtracts the mean over the step. That is 0 by construction;
+    left out, a group without spread gets exactly 0.
+    """
+    scores = (w * normalize_rewards_per_group(replace(groups, rewards=part)) for w, part in groups.parts)
+    total = sum(scores, torch.zeros_like(groups.rewards))
+    std = ((total**2).sum() / (groups.scorable.sum() - 1).clamp(min=1)).sqrt()
+    return total / (std + STD_EPSILON)
 
 
 def no_reward(groups: Groups) -> Float[Tensor, " N"]:

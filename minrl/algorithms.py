@@ -21,6 +21,7 @@ from minrl.advantages import (
     moving_average_baseline,
     no_baseline,
     no_reward,
+    normalize_each_part,
     normalize_rewards_over_batch,
     normalize_rewards_per_group,
     overlong_penalty,
@@ -34,15 +35,19 @@ from minrl.losses import (
     clipped_surrogate,
     clipped_weight,
     constant_length,
+    divergence_mask,
     dual_clipped_surrogate,
+    gamma_weight,
     policy_gradient,
     sequence_mean,
+    sequence_sum,
     soft_gate,
     token_mean,
 )
 from minrl.tracking.timers import timed
 from minrl.utils.files import imported_file
 from minrl.utils.settings import meant
+from minrl.utils.task_names import weights_of
 
 CLIP = Limits(clip_low=0.2, clip_high=0.2)
 
@@ -57,6 +62,16 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gspo": Algorithm(
         normalize_rewards_per_group, clipped_surrogate, sequence_mean, Limits(3e-4, 4e-4), ratio_level="geometric"
     ),
+    # arXiv:2602.05261; bounds of its section 5.1.
+    "luspo": Algorithm(
+        normalize_rewards_per_group, clipped_surrogate, sequence_sum, Limits(2e-3, 2.5e-3), ratio_level="geometric"
+    ),
+    # arXiv:2602.10693, with TRL's constants and its mean over tokens.
+    "vespo": Algorithm(normalize_rewards_per_group, gamma_weight, token_mean, ratio_level="sequence", to_engine=True),
+    # arXiv:2602.04879, equations 11 to 13; bounds, advantage and aggregation of its published script.
+    "dppo": Algorithm(mean_only, divergence_mask, constant_length, Limits(0.15, 0.15), to_engine=True),
+    # arXiv:2601.05242, with the loss of GRPO. Its parts of the reward are --reward-parts.
+    "gdpo": Algorithm(normalize_each_part, clipped_surrogate, sequence_mean, CLIP),
     # arXiv:2506.13585. Its upper bound is not published; 5 is that of arXiv:2510.13786. Its dynamic sampling and length
     # penalty, which are DAPO's, are settings of their own.
     "cispo": Algorithm(
@@ -100,6 +115,7 @@ def compute_advantages(
     """The advantages of the step's rollouts: those of each task as if it were alone. The moving averages in the state
     move.
     """
+    _require_parts(rollouts, config, state)
     values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []
     for task in dict.fromkeys(one.task for one in rollouts):
         own = [index for index, one in enumerate(rollouts) if one.task == task]
@@ -114,6 +130,15 @@ def compute_advantages(
     equal = 1 - float(torch.cat(spread).double().mean())
     baselines = {f"baseline/{role}": value for role, value in state.baselines.items()}
     return Advantages(values, {"reward/zero_spread_group_frac": equal, **baselines})
+
+
+def _require_parts(rollouts: Sequence[Rollout], config: TrainerConfig, state: TrainState) -> None:
+    """Refuse names in `reward_parts` that no reward of the first step has. Later a part may be missing: it is 0."""
+    rewards = [one.reward for one in rollouts if one.reward is not None]
+    found = sorted({part for reward in rewards for part in reward.parts})
+    for name in weights_of(config.reward_parts, "reward_parts") if rewards and state.step <= 1 else ():
+        known = f"the parts of the rewards are {', '.join(found) or 'none'}{meant(name, found)}"
+        require(name in found, f"no reward has a part {name!r}, which reward_parts names: {known}")
 
 
 def _require_advantages(found: Tensor, rollouts: Sequence[Rollout], name: str) -> None:
@@ -131,12 +156,16 @@ def make_groups(rollouts: Sequence[Rollout], baselines: Baselines, max_tokens: i
     """The rewards of one task's rollouts, after the overlong penalty."""
     rewards = torch.tensor([0.0 if r.reward is None else r.reward.value for r in rollouts], dtype=torch.float64)
     longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
+    paid = [{} if r.reward is None else r.reward.parts for r in rollouts]
+    named = weights_of(settings.reward_parts, "reward_parts").items()
+    parts = [(float(w), torch.tensor([of.get(name, 0.0) for of in paid], dtype=torch.float64)) for name, w in named]
     return Groups(
         rewards=rewards + overlong_penalty(longest, max_tokens, settings.overlong_buffer),
         scorable=torch.tensor([r.reward is not None for r in rollouts]),
         group_of=torch.unique(torch.tensor([r.group for r in rollouts]), return_inverse=True)[1],
         roles=[r.player for r in rollouts],
         baselines=baselines,
+        parts=parts,
     )
 
 
@@ -166,6 +195,16 @@ def choose_algorithm(config: TrainerConfig, options: OptionsByTask | None = None
             f"{name} learns from a teacher and not from rewards: name one with --teacher-id, or show the policy itself "
             "more with --teacher-prompt, and leave out overlong_buffer, length_penalty and length_target"
         )
+    named = weights_of(config.reward_parts, "reward_parts")
+    lost = config.overlong_buffer or ((config.length_penalty or config.length_target) and "length" not in named)
+    if (algorithm.advantage is normalize_each_part) != bool(named) or (named and lost):
+        raise UserError(
+            "gdpo compares parts of the reward, and no other algorithm reads reward_parts: give both, such as "
+            "--reward-parts answer,format:0.5, without overlong_buffer, and with length among them for a length penalty"
+        )
+    unread = {"importance_floor": config.importance_floor, "importance_level": config.importance_level != "auto"}
+    for setting in (one for one, given in unread.items() if given and algorithm.to_engine):
+        raise UserError(f"{name} has no importance weight, its ratio is to the engine: leave out {setting}")
     if algorithm.ratio_level != "token" and config.has_teacher:
         raise UserError(f"{name} weighs whole sequences, and a teacher tokens: choose another algorithm, such as grpo")
     if not algorithm.group_relative and config.refill_rounds:

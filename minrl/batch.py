@@ -13,6 +13,7 @@ tensor over that numbering. The result does not depend on how the rollouts are d
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,19 @@ from torch import Tensor
 from minrl.dataflow import Rollout
 from minrl.tracking.timers import timed
 
-Run = list[int]
-"""Consecutive tokens of a stream."""
+
+class Segment(NamedTuple):
+    """Consecutive tokens of a stream: a prompt, or what follows one in a rollout and sees that prompt too."""
+
+    start: int
+    length: int
+    prompt_start: int = 0
+    prompt_length: int = 0
+
+    def keys(self) -> Int[Tensor, " k"]:
+        """All tokens that its last one sees: its prompt's and its own."""
+        prompt = torch.arange(self.prompt_start, self.prompt_start + self.prompt_length)
+        return torch.cat([prompt, torch.arange(self.start, self.start + self.length)])
 
 
 @dataclass(frozen=True)
@@ -32,41 +44,24 @@ class Stream:
 
     Two rollouts that share the prompt [11, 12] and continue [21, 2] and [31, 32, 2] make
 
-    input_ids [11, 12, 21, 31, 32], positions [0, 1, 2, 2, 3], scored [1, 2, 1, 3, 4], labels [21, 2, 31, 32, 2]
+    input_ids [11, 12, 21, 31, 32], positions [0, 1, 2, 2, 3], scored [1, 2, 1, 3, 4], labels [21, 2, 31, 32, 2],
+    segments (0, 2), (2, 1, 0, 2), (3, 2, 0, 2)
 
-    `prefix_index` (P, Lp) and `suffix_index` (N, Ls) are the positions of each prompt's and each suffix's tokens in the
-    stream; entries beyond `prefix_lengths` and `suffix_lengths` are padding (0), which attention masks. `host` is the
-    stream in main memory where this one is on a card: what is planned from it waits for nothing.
+    The segments are in main memory whatever the device: what is planned from them waits for nothing.
     """
 
+    segments: tuple[Segment, ...]
     input_ids: Int[Tensor, " T"]
     positions: Int[Tensor, " T"]
-    prefix_index: Int[Tensor, "P Lp"]
-    prefix_lengths: Int[Tensor, " P"]
-    suffix_index: Int[Tensor, "N Ls"]
-    suffix_lengths: Int[Tensor, " N"]
-    prefix_of: Int[Tensor, " N"]
     scored: Int[Tensor, " S"]
     labels: Int[Tensor, " S"]
     token_index: Int[Tensor, " S"]
-    host: "Stream | None" = None
-
-    def runs(self) -> tuple[list[Run], list[Run], list[Run]]:
-        """The tokens of each prompt, those of each suffix, and those of all suffixes of each prompt."""
-        prompts, suffixes = (
-            [row[:length] for row, length in zip(index.tolist(), lengths.tolist(), strict=True)]
-            for index, lengths in ((self.prefix_index, self.prefix_lengths), (self.suffix_index, self.suffix_lengths))
-        )
-        followers: list[Run] = [[] for _ in prompts]
-        for suffix, prompt in zip(suffixes, self.prefix_of.tolist(), strict=True):
-            followers[prompt] += suffix
-        return prompts, suffixes, followers
 
     def to(self, device: torch.device) -> "Stream":
         """The stream on another device, which is not waited for."""
-        here, names = self.host or self, [f.name for f in fields(self) if f.name != "host"]
-        there = to_device([getattr(here, name) for name in names], device)
-        return Stream(**dict(zip(names, there, strict=True)), host=here)
+        names = [field.name for field in fields(self) if field.name != "segments"]
+        there = to_device([getattr(self, name) for name in names], device)
+        return Stream(self.segments, *there)
 
 
 @dataclass(frozen=True)
@@ -149,21 +144,21 @@ def pack(rollouts: Sequence[Rollout], indices: Sequence[int]) -> Stream:
     first_token = [0, *accumulate(rollout.num_sampled for rollout in rollouts)]
     input_ids: list[int] = []
     positions: list[int] = []
-    prefixes: dict[tuple[int, ...], tuple[int, int]] = {}
-    suffixes: list[tuple[int, int, int]] = []
+    prompts: dict[tuple[int, ...], Segment] = {}
+    segments: list[Segment] = []
     scored: list[int] = []
     labels: list[int] = []
     token_index: list[int] = []
     for index in indices:
         rollout, prompt = rollouts[index], _prompt(rollouts[index])
-        if prompt not in prefixes:
-            prefixes[prompt] = (len(prefixes), len(input_ids))
+        if prompt not in prompts:
+            prompts[prompt] = Segment(len(input_ids), len(prompt))
+            segments.append(prompts[prompt])
             input_ids.extend(prompt)
             positions.extend(range(len(prompt)))
-        number, prefix_start = prefixes[prompt]
-        suffix = rollout.ids[len(prompt) : -1]
-        suffixes.append((number, len(input_ids), len(suffix)))
-        hidden = [prefix_start + len(prompt) - 1, *range(len(input_ids), len(input_ids) + len(suffix))]
+        start, suffix = len(input_ids), rollout.ids[len(prompt) : -1]
+        segments.append(Segment(start, len(suffix), *prompts[prompt][:2]))
+        hidden = [prompts[prompt].start + len(prompt) - 1, *range(start, start + len(suffix))]
         input_ids.extend(suffix)
         positions.extend(range(len(prompt), len(prompt) + len(suffix)))
         sampled = rollout.loss_mask[len(prompt) :]
@@ -172,20 +167,7 @@ def pack(rollouts: Sequence[Rollout], indices: Sequence[int]) -> Stream:
             label for label, is_sampled in zip(rollout.ids[len(prompt) :], sampled, strict=True) if is_sampled
         )
         token_index.extend(range(first_token[index], first_token[index] + rollout.num_sampled))
-    prefix_index, prefix_lengths = _ranges([(start, len(prompt)) for prompt, (_, start) in prefixes.items()])
-    suffix_index, suffix_lengths = _ranges([(start, length) for _, start, length in suffixes])
-    return Stream(
-        input_ids=_integers(input_ids),
-        positions=_integers(positions),
-        prefix_index=prefix_index,
-        prefix_lengths=prefix_lengths,
-        suffix_index=suffix_index,
-        suffix_lengths=suffix_lengths,
-        prefix_of=torch.tensor([number for number, _, _ in suffixes]),
-        scored=_integers(scored),
-        labels=_integers(labels),
-        token_index=_integers(token_index),
-    )
+    return Stream(tuple(segments), *map(_integers, (input_ids, positions, scored, labels, token_index)))
 
 
 def _prompt(rollout: Rollout) -> tuple[int, ...]:
@@ -198,25 +180,8 @@ def _integers(values: Sequence[int]) -> Int[Tensor, " n"]:
     return torch.from_numpy(np.array(values) if values else np.empty(0, dtype=np.int64))
 
 
-def _ranges(spans: Sequence[tuple[int, int]]) -> tuple[Int[Tensor, "R L"], Int[Tensor, " R"]]:
-    """Rows start..start+length-1, padded with 0 to the longest (at least one column)."""
-    starts = torch.tensor([start for start, _ in spans])
-    lengths = torch.tensor([length for _, length in spans])
-    columns = torch.arange(max(1, int(lengths.max())))
-    index = torch.where(columns < lengths[:, None], starts[:, None] + columns, 0)
-    return index, lengths
-
-
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors in main memory on a device. The host does not wait for a GPU: they are copied from pinned memory, in one
-    copy for each of their types.
-    """
+    """Tensors in main memory on a device. The host does not wait for a GPU: they are copied from pinned memory."""
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
-    there: dict[int, Tensor] = {}
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        own = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        flat = torch.cat([tensors[number].flatten() for number in own]).pin_memory().to(device, non_blocking=True)
-        parts = flat.split([tensors[number].numel() for number in own])
-        there |= {number: part.view(tensors[number].shape) for number, part in zip(own, parts, strict=True)}
-    return [there[number] for number in range(len(tensors))]
+    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]

@@ -46,7 +46,7 @@ from minrl.utils.settings import (
     flag_of,
     meant,
 )
-from minrl.utils.task_names import entries_of, split_tool, task_key, weights_of
+from minrl.utils.task_names import entries_of, played_with, split_tool, task_key, weights_of
 
 OptionsByTask = Mapping[str, Any]
 """The options dataclass of each task, by `task_key`."""
@@ -110,6 +110,8 @@ class TrainerConfig(Settings):
 
     task: str = "countdown"
     """The task: a name, or path/to/file.py:name. Several with weights: countdown:2,hanoi:1 (two thirds countdown)."""
+    tools: str = ""
+    """Functions that the model may call: path/to/file.py:calculator, several by commas. They join the task's name."""
     data_path: LocalPath = ""
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     prompts_per_step: CountBySize = None
@@ -151,10 +153,17 @@ class TrainerConfig(Settings):
     """Optimizer steps per pass, each on whole groups. Without a ratio the later ones are off-policy and uncorrected."""
     importance_cap: NotNegative = 2.0
     """Upper bound of the importance weight, which corrects for an engine whose log-probabilities differ. 0: off."""
+    importance_floor: ShareBelowOne = 0.0
+    """Lower bound of the importance weight: IcePop is 0.5, with importance_cap 5 and importance_mode mask. 0: none."""
     importance_level: Literal["auto", "token", "sequence", "geometric"] = "auto"
     """Importance weight of each token, of the sequence, or its geometric mean. auto: as the algorithm's ratio."""
     importance_mode: Literal["truncate", "mask"] = "truncate"
-    """Weights above the cap are set to the cap (truncate) or to 0 (mask)."""
+    """Weights outside the bounds are set to the nearer one (truncate) or to 0 (mask)."""
+    off_policy_mask: NotNegative = 0.0
+    """Completions of negative advantage leave the policy's loss if the policy gives them less probability than the
+    engine did, by more than this in nats per token, such as 0.5. 0: off."""
+    reward_parts: str = ""
+    """Parts of the reward, with weights, that --algorithm gdpo compares one by one: answer,format:0.5. Empty: none."""
     kl_coef: NotNegative = 0.0
     """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -229,13 +238,16 @@ class TrainerConfig(Settings):
     """all-linear (without the output head), ends of layer names (q_proj,v_proj), or a regular expression."""
     lora_checkpoint: Literal["merged", "adapter"] = "merged"
     """merged: checkpoints are whole models, with adapters beside them. adapter: adapters only."""
+    lora_serve: Literal["merged", "adapter"] = "merged"
+    """What vLLM samples with. merged: whole weights after each update. adapter: the base model, loaded once, and
+    adapters, which are small to move and take longer to sample with."""
 
     # The model
 
     model_id: PathOrName = ""
     """Hub name, folder or GGUF file of a model. Empty: the small base model that MinRL makes itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products; trained weights are float32. auto: bfloat16 on CUDA, float32 on a CPU."""
+    """Precision of matrix products; weights are float32. auto: bfloat16 on GPUs from Ampere on, else float32."""
     chat_template: PathOrName = ""
     """Jinja file, or chatml or plain (question and answer). Empty: the model's own chat template."""
     chat_template_options: str = ""
@@ -246,6 +258,8 @@ class TrainerConfig(Settings):
     """CPU threads of torch. 0: one per core that this process may use."""
     sharding: Literal["none", "full", "hybrid"] = "none"
     """full: weights, gradients and moments are split over all processes. hybrid: within each machine."""
+    compile: bool = False
+    """Compile the layers of the update with torch.compile, attention left out. Never run on a GPU so far."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
     """Recompute activations in the backward pass. auto: if they do not fit the free memory."""
 
@@ -344,6 +358,9 @@ class TrainerConfig(Settings):
     """How many checkpoints of this run stay on disk, in addition to the best. 0: all."""
     keep_best: bool = True
     """Keep the policy of the best evaluation, by the lower bound of held-out pass@1: `RUN@best` names it."""
+    save_moments: Literal["all", "last"] = "all"
+    """Whose optimizer state stays on disk: that of all checkpoints but a best one that only its score keeps (all), or
+    of the two newest (last). A run resumes, and verify repeats, only from a checkpoint that has it."""
     rollouts_every: Natural = 10
     """Write rollouts to the run's folder every this many steps, and in the first and the last. 0: never."""
     logger: Literal["tensorboard", "wandb", "trackio"] = "tensorboard"
@@ -352,6 +369,10 @@ class TrainerConfig(Settings):
     quiet: bool = False
     """No progress bar; only warnings and the result on the screen."""
 
+    program: ClassVar[str] = "train"
+    """The command that makes the run."""
+    extends: ClassVar[tuple[str, ...]] = ("steps",)
+    """The settings of the run's end, which a resume may change."""
     often: ClassVar[tuple[str, ...]] = (
         *("task", "model_id", "algorithm", "steps", "learning_rate", "prompts_per_step", "group_size", "max_tokens"),
         *("lora_rank", "eval_every", "engine", "run_name", "seed", "resume"),
@@ -373,6 +394,7 @@ class TrainerConfig(Settings):
             path, _, row = getattr(self, name).rpartition(":")
             if path.endswith(".py"):
                 self.__dict__[name] = f"{os.path.abspath(path)}:{row}"
+        self._join_tools()
         *_, last = ["", *self.task_weights]
         for name, fix in (
             ("data_path", f"give each its own, such as {flag_of(last)}.data-path"),
@@ -396,10 +418,16 @@ class TrainerConfig(Settings):
         for name in ("runs_dir", "checkpoints_dir"):
             require(bool(getattr(self, name)), f"{name} must name a folder, got '': leave it out for {name[:-4]}/")
 
+    def _join_tools(self) -> None:
+        """Make the tools a part of the task's name, by which every command finds them."""
+        if self.tools:
+            self.__dict__.update(task=played_with(self.task, self.tools), tools="")
+
     def _check_algorithm(self) -> None:
         require(self.clip_dual == 0 or self.clip_dual > 1, f"clip_dual must be 0 or above 1, got {self.clip_dual}")
         cap = self.importance_cap
         require(cap == 0 or cap >= 1, f"importance_cap must be 0 (off) or at least 1, got {cap}")
+        self._require_use(["importance_floor"], cap > 0, "--importance-cap")
         minibatches, prompts = self.minibatches_per_pass, self.prompts_per_step
         several = f"minibatches_per_pass ({minibatches}) must not exceed prompts_per_step ({prompts}), of whole groups"
         require(prompts is None or minibatches <= prompts, several)
@@ -426,7 +454,9 @@ class TrainerConfig(Settings):
         )
         whole = f"--optimizer {self.optimizer} takes whole weights only: use adamw with --sharding {self.sharding}"
         require(self.sharding == "none" or self.optimizer == "adamw", whole)
-        self._require_use(["lora_alpha", "lora_target_modules", "lora_checkpoint"], self.lora_rank > 0, "--lora-rank")
+        require(not self.compile or self.sharding == "none", "compile is for whole weights: leave it or sharding out")
+        lora = ["lora_alpha", "lora_target_modules", "lora_checkpoint", "lora_serve"]
+        self._require_use(lora, self.lora_rank > 0, "--lora-rank")
         require(bool(self.lora_target_modules.strip(", ")), "lora_target_modules must name at least one layer")
         require(self.base_heads % 2 == 0, f"base_heads must be even, got {self.base_heads}")
         served = self.engine == "vllm-server"

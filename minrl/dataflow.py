@@ -70,9 +70,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Reward:
-    """What a task paid for one completion. `value` is trained on; `parts` are for the curves.
+    """The reward of one completion. `value` is trained on; `parts` are for the curves.
 
-    Only a full solution has the maximum, unless the task sets `full`, as a task that also pays for style does. All
+    Only a full solution has the maximum, unless the task sets `full`, as a task that also rewards style does. All
     numbers are stored as floats. Raises `Mistake` if one is not finite or the value exceeds the maximum.
 
     >>> Reward(0.7 + 0.2 + 0.1).solved, Reward(0.9).solved
@@ -150,17 +150,19 @@ class Job:
     """Work for the reward workers: a picklable function and its arguments.
 
     A `cheap` job is a pure function of microseconds and runs in this process. One that `waits` for a server runs in a
-    thread with a timeout of its own, and need not be picklable.
+    thread with a timeout of its own, and need not be picklable. The jobs of a `group` run as one, whose function takes
+    a list in place of each argument and returns a list: `minrl.rewards.groups`.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     cheap: bool = False
     waits: bool = False
+    group: bool = False
 
 
 Episode = Generator[Turn | Job, Any, Mapping[str, Reward | float]]
-"""One play of a task. It yields turns and jobs, and returns the reward of each role. Episodes go on in any order."""
+"""One play of a task. It yields turns and jobs, and returns the reward of each role. Episodes advance in any order."""
 
 
 @dataclass(frozen=True)
@@ -279,8 +281,6 @@ class TrainState:
     baselines: dict[str, float] = field(default_factory=dict)
     temperature: float = 0.0
     solve_rates: dict[str, float] = field(default_factory=dict)
-    unfinished: dict[str, float] = field(default_factory=dict)
-    """The metrics of a step whose evaluation is still to come."""
     held_out: list[list[int | float]] = field(default_factory=list)
     """The held-out scores of the trained task so far, a row for each evaluation: `minrl.run.stopping.Score`."""
     tasks: dict[str, "TrainState"] = field(default_factory=dict)

@@ -22,14 +22,6 @@ def samples_of(examples: int, config: TrainerConfig) -> int:
     return config.eval_samples or math.ceil(MIN_SAMPLES / examples)
 
 
-def evaluations_after(step: int, steps: int, config: TrainerConfig) -> int:
-    """Evaluations that are due after a step, in a run of so many: that after the last step is one."""
-    if step >= steps:
-        return 0
-    period = config.eval_every or steps
-    return (steps - 1) // period - step // period + 1
-
-
 def evaluate(
     policy: Policy,
     engine: Engine,

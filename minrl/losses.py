@@ -12,7 +12,7 @@ where mean and unbiased std are those of its group's rewards, and c is 1 unless 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,11 +28,14 @@ WEIGHT, WEIGHT_SQUARED = "engine/weight", "engine/weight_squared"
 SAPO_TEMPERATURES = (1.0, 1.05)
 """τ of the gate for positive and for other advantages, from the experiments of arXiv:2511.20347."""
 
+VESPO_SHAPES = (2.0, 3.0), (3.0, 2.0)
+"""k and λ of VESPO's weight for advantages from 0 up, and for negative ones: TRL 1.16's values."""
+
 
 @dataclass(frozen=True)
 class Limits:
     """Bounds of the ratio: 1 - `clip_low`, 1 + `clip_high`, and `clip_dual` for negative advantages. inf: none.
-    `either_sign`: the upper bound applies to advantages of either sign.
+    `either_sign`: the upper bound applies to advantages of either sign. DPPO bounds the change of a probability.
     """
 
     clip_low: float = inf
@@ -57,8 +60,8 @@ class Algorithm:
     """Advantage, surrogate, aggregation of tokens, and the level and limits of the ratio.
 
     `ratio_level` is a key of `LEVELS`. `group_relative`: a rollout is compared with its group only, so a group of one
-    has no gradient. `options`: a dataclass whose fields are flags, `--ROW.FIELD`, of a row in a file; the functions
-    with a parameter `options` are given them.
+    has no gradient. `to_engine`: the ratio is π / π_rollout, and there is no importance weight. `options`: a dataclass
+    whose fields are flags, `--ROW.FIELD`, of a row in a file; the functions with a parameter `options` are given them.
     """
 
     advantage: Advantage
@@ -68,6 +71,7 @@ class Algorithm:
     ratio_level: str = "token"
     group_relative: bool = True
     options: type | None = None
+    to_engine: bool = False
 
     @property
     def has_ratio(self) -> bool:
@@ -108,16 +112,20 @@ def policy_loss(
         advantages = advantages + settings.teacher_weight * preference
         curves |= {"teacher/kl": -preference, "teacher/preferred_frac": preference > 0}
 
-    ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - old, tokens.rollout_of).exp()
+    sampled = tokens.rollout_logprobs if algorithm.to_engine else old
+    ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - sampled, tokens.rollout_of).exp()
     found = algorithm.surrogate(tokens.logprobs, ratio, advantages, algorithm.limits)
     per_token, own = found if isinstance(found, tuple) else (found, {})
     for what, values in {"the loss": per_token, **own}.items():  # a mean would be weighted once more
         shape, each = getattr(values, "shape", None), tokens.logprobs.shape
         row = f"the surrogate of {settings.algorithm} must return {what} of each token, shape {tuple(each)}"
         require(shape == each, f"{row}, got {shape if shape is None else tuple(shape)}")
-    curves |= own
     low, high = clipped_fractions(ratio, advantages, algorithm.limits)
-    curves |= {"policy/clip_low_frac": low, "policy/clip_high_frac": high, "policy/ratio_max": ratio}
+    curves |= {"policy/clip_low_frac": low, "policy/clip_high_frac": high, "policy/ratio_max": ratio, **own}
+    if settings.off_policy_mask:
+        dropped = off_policy(tokens, settings.off_policy_mask)
+        per_token = torch.where(dropped, 0.0, per_token)
+        curves["policy/off_policy_mask_frac"] = dropped
 
     gap = old - tokens.rollout_logprobs
     level = algorithm.ratio_level if settings.importance_level == "auto" else settings.importance_level
@@ -126,7 +134,8 @@ def policy_loss(
     curves |= {"engine/kl": gap.exp() - 1 - gap, "engine/importance_weight_mean": raw}
     curves |= {"engine/importance_weight_min": raw, "engine/importance_weight_max": raw}
     if tokens.importance_cap:
-        weight, exceeds = importance_weights(raw, tokens.importance_cap, settings.importance_mode)
+        cap, floor = tokens.importance_cap, settings.importance_floor
+        weight, exceeds = importance_weights(raw, cap, settings.importance_mode, floor)
         per_token = per_token * weight
         curves |= {"engine/importance_cap_frac": exceeds, WEIGHT: weight, WEIGHT_SQUARED: weight**2}
 
@@ -198,11 +207,46 @@ def soft_gate(
     return -(4 / temperature) * torch.sigmoid(temperature * (ratio - 1)) * advantages
 
 
+def gamma_weight(
+    logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
+) -> Float[Tensor, " S"]:
+    """-sg[φ(w)] A log π with φ(w) = w^k exp(λ (1 - w)), w the product of the sequence's ratios, and k, λ = 2, 3 where
+    A >= 0, else 3, 2: VESPO, arXiv:2602.10693. φ(1) = 1, and φ fades on both sides.
+    """
+    w = ratio.detach().clamp(max=exp(20))  # where φ is 0: w itself may be infinite
+    above, below = (w**k * torch.exp(fade * (1 - w)) for k, fade in VESPO_SHAPES)
+    return -torch.where(advantages >= 0, above, below) * advantages * logprobs
+
+
+def divergence_mask(
+    logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
+) -> tuple[Float[Tensor, " S"], dict[str, Tensor]]:
+    """-M ρ A, where M is 0 if A > 0 and π - π_rollout > clip_high, or A < 0 and π_rollout - π > clip_low, else 1: DPPO,
+    arXiv:2602.04879, equations 11 and 12 with the binary total variation of its equation 13.
+
+    ρ itself is not bounded: a rare token whose ratio is large has hardly moved the distribution.
+    """
+    probability = logprobs.detach().exp()
+    change = probability - probability / ratio.detach()
+    low, high = (change < -limits.clip_low) & (advantages < 0), (change > limits.clip_high) & (advantages > 0)
+    curves = {"policy/clip_low_frac": low, "policy/clip_high_frac": high}
+    return torch.where(low | high, 0.0, -ratio * advantages), curves
+
+
 def sequence_mean(
     lengths: Int[Tensor, " N"], longest: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
 ) -> Float[Tensor, " N"]:
     """1 / (N |o_i|): the mean over rollouts of the mean over tokens (arXiv:2402.03300, equation 3)."""
     return 1 / (num_rollouts * lengths.clamp(min=1).double())
+
+
+def sequence_sum(
+    lengths: Int[Tensor, " N"], longest: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
+) -> Float[Tensor, " N"]:
+    """1 / N: the mean over rollouts of the sum over tokens. With GSPO's ratio it is LUSPO (arXiv:2602.05261), which
+    multiplies the loss of a sequence by its length.
+    """
+    return torch.full((len(lengths),), 1 / max(1, num_rollouts), dtype=torch.float64)
 
 
 def token_mean(
@@ -288,16 +332,25 @@ def kl_penalty(
 
 
 def importance_weights(
-    weights: Float[Tensor, " S"], cap: float, mode: str
+    weights: Float[Tensor, " S"], cap: float, mode: str, floor: float = 0.0
 ) -> tuple[Float[Tensor, " S"], Bool[Tensor, " S"]]:
-    """min(w, cap) with w = π_old / π_rollout, and whether w exceeds the cap: corrects for an engine whose
+    """min(max(w, floor), cap) with w = π_old / π_rollout, and whether w is outside: corrects for an engine whose
     probabilities are not the policy's.
 
     Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456) with a fixed cap; Ionides lets it grow
-    with the number of samples. With mode "mask" a weight above the cap becomes 0.
+    with the number of samples. With mode "mask" a weight outside becomes 0, which is IcePop (arXiv:2510.18855) at the
+    level of tokens, with floor 0.5 and cap 5.
     """
-    exceeds = weights > cap
-    return torch.where(exceeds, cap if mode == "truncate" else 0.0, weights), exceeds
+    outside = (weights > cap) | (weights < floor)
+    return torch.where(outside, weights.clamp(floor, cap) if mode == "truncate" else 0.0, weights), outside
+
+
+def off_policy(tokens: Tokens, threshold: float) -> Bool[Tensor, " S"]:
+    """Tokens of the completions with A < 0 and (1 / |o|) sum_t log π_rollout / π > threshold, which the policy has left
+    behind: DeepSeek-V3.2, arXiv:2512.02556, equation 9, whose π_old is the engine's. They have no policy loss.
+    """
+    log_ratio = geometric_mean(tokens.rollout_logprobs - tokens.logprobs.detach(), tokens.rollout_of)
+    return (tokens.advantages < 0) & (log_ratio > threshold)
 
 
 def clipped_fractions(

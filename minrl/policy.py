@@ -16,15 +16,16 @@ from torch import Tensor
 from minrl.batch import Stream, micro_batches, pack
 from minrl.config import TrainerConfig
 from minrl.dataflow import CausalModel, Rollout
+from minrl.models.attention_cpu import LONGEST
 from minrl.models.chat import ChatTokenizer
 from minrl.models.cpu import free_bytes
 from minrl.models.distributed import Processes
+from minrl.models.experts import use_cast_experts
 from minrl.models.lora import Adapters
 from minrl.models.modules import speed_up
 from minrl.models.scoring import (
     LARGEST_SHARE,
     filled_size,
-    growth,
     kept_bytes,
     method_of,
     row_batches,
@@ -32,7 +33,7 @@ from minrl.models.scoring import (
     sampled_rollout,
     score,
 )
-from minrl.models.shape import context_length
+from minrl.models.shape import cached_numbers, context_length
 from minrl.models.sharding import equal_passes
 from minrl.models.structure import decoder_of, layers_of
 
@@ -111,12 +112,16 @@ class Policy(ChatTokenizer):
 
     def activation_bytes(self, stream: Stream) -> float:
         """Approximate bytes that a forward pass of the stream keeps for the backward pass."""
-        tokens = self.computed_tokens(stream)
-        return self.activation_bytes_of(tokens, tokens)
+        longest = max(one.prompt_length + one.length for one in stream.segments)
+        repeated = sum(one.prompt_length for one in stream.segments) if self.packed else 0
+        keys = 4 * cached_numbers(self.model.config) * repeated  # a prompt's are copied for each of its suffixes
+        return self.activation_bytes_of(self.computed_tokens(stream), longest) + keys
 
     def activation_bytes_of(self, tokens: int, length: int) -> float:
         """The same for so many tokens, of which each sees at most `length`."""
         linear, quadratic = self._activation_growth
+        if self.packed and self.device.type == "cpu":
+            length = min(length, LONGEST)  # scores of longer rows are not kept
         return linear * tokens + quadratic * tokens * length
 
     @cached_property
@@ -127,7 +132,11 @@ class Policy(ChatTokenizer):
             with self.processes.autocast():
                 return kept_bytes(partial(score, self.model, self._any_tokens(length), 1.0))
 
-        return growth(kept, 16 if self.packed else 64)  # recurrent layers compute whole chunks of 64 tokens
+        short = 16 if self.packed else 64  # recurrent layers compute whole chunks of 64 tokens
+        sizes = [kept(length) for length in (short, 2 * short, 4 * short)]
+        first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
+        quadratic = (second - 2 * first) / (6 * short**2)
+        return first / short - 3 * short * quadratic, quadratic
 
     def _any_tokens(self, length: int) -> Stream:
         """A short prompt and so many tokens behind it, which teach nothing."""
@@ -153,10 +162,23 @@ class Policy(ChatTokenizer):
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
 
+@torch.no_grad()
+def round_embedding_scale(model: CausalModel) -> None:
+    """Round the factor of Gemma's embeddings to bfloat16, as Google's code and vLLM have it: 33.94 to 34 where the
+    hidden size is 1152.
+    """
+    for module in model.modules():
+        if isinstance(scale := getattr(module, "embed_scale", None), Tensor):
+            scale.copy_(scale.bfloat16())
+
+
 def as_policy(model: CausalModel, tokenizer: Any, config: TrainerConfig, processes: Processes) -> Policy:  # noqa: ANN401
     """A policy of a model and tokenizer in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up(model)
+    use_cast_experts(model)
+    if processes.dtype == torch.bfloat16:
+        round_embedding_scale(model)
     return Policy(
         model=model,
         tokenizer=tokenizer,

@@ -10,7 +10,7 @@ The ids of a role's sequence only grow: a turn is appended to what was sampled, 
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from minrl.dataflow import Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
@@ -18,10 +18,10 @@ from minrl.engines import Engine, Sampling
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluate.statistics import lost_roles
 from minrl.policy import Policy
-from minrl.rewards.episode import Play
+from minrl.rewards.episode import Play, run_jobs
 from minrl.rewards.workers import Workers
 from minrl.tasks.task import Sampled, Task
-from minrl.tasks.thoughts import LONGEST_MARK, heard
+from minrl.tasks.thoughts import LONGEST_MARK, heard, opened_by
 
 EPISODE = "episode"
 """Takes the place of the role in the seed of an episode's own `rng`."""
@@ -102,22 +102,22 @@ def _play(
     stops = plan.stop_strings + task.stop_strings
     stop_ids = policy.stop_ids | policy.stop_tokens(stops)
     sampling = Sampling(plan.temperature, stop_ids, stops + policy.stop_strings)
-    free = workers.beside(engine.cores, policy.processes.cores)
+    free = max(0, policy.processes.cores - engine.cores) if engine.cores else workers.count
+    workers.limit(free)
     overlap = any(one.episode is not None or (free and not one.cheap) for one in task.members.values())
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:
-        working = [(episode, episode.pending) for episode in waiting if isinstance(episode.pending, Job)]
-        if working:
-            for (episode, _), result in zip(working, workers.run([job for _, job in working]), strict=True):
-                episode.advance(result)
+        if run_jobs(waiting, workers):
             continue
         asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
         if asked:
             _sample(engine, workers, asked, sampling, overlap)
     failures = [episode.problem for episode in episodes if episode.problem is not None]
     lost = [LostEpisode(episode.example.id, task=episode.example.task) for episode in episodes if episode.lost]
-    return Rollouts(_numbered(episodes), failures, [episode.failure for episode in episodes], lost)
+    groups: dict[tuple[int, str], int] = {}
+    finished = [one for episode in episodes for one in episode.finished(groups)]
+    return Rollouts(finished, failures, [episode.failure for episode in episodes], lost)
 
 
 def _sample(
@@ -125,21 +125,30 @@ def _sample(
 ) -> None:
     """Each episode receives its completion: with `overlap` as soon as it has ended, and what it yields next begins."""
     remaining = dict(enumerate(episode for episode, _ in asked))
+    begun: list[_Episode] = []
 
     def begin(episode: _Episode) -> None:
-        if isinstance(episode.pending, Job):
-            workers.begin(episode.pending, episode)
+        if isinstance(episode.pending, Job) and not episode.pending.group:
+            episode.future = workers.submit(episode.pending)
+            begun.append(episode)
 
     def on_end(completions: Sequence[tuple[int, Completion]]) -> None:
         for index, completion in completions:
             episode = remaining.pop(index)
             episode.receive(completion)
             begin(episode)
-        for episode, result in workers.poll():
-            episode.advance(result)
+        for episode in [one for one in begun if one.future is not None and one.future.done()]:
+            assert episode.future is not None
+            begun.remove(episode)
+            episode.advance(episode.future.result())
             begin(episode)
 
-    completions = engine.generate([request for _, request in asked], sampling, on_end=on_end if overlap else None)
+    requests = [request for _, request in asked]
+    try:
+        completions = engine.generate(requests, sampling, on_end=on_end if overlap else None)
+    except BaseException:
+        workers.give_up([episode.future for episode in begun if episode.future is not None])
+        raise
     for index, episode in remaining.items():
         episode.receive(completions[index])
 
@@ -151,7 +160,7 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
 
 
 def heard_by(reader: Policy, shown: list[int], ids: list[int]) -> str:
-    """What a completion says behind what was shown: with the mark of a thought that this opened."""
+    """What a completion says behind what was shown, for readers: with the mark of a thought that this opened."""
     return heard(reader.decode_all(shown[-LONGEST_MARK:]), reader.decode(ids))
 
 
@@ -186,7 +195,7 @@ class _Episode(Play):
         self.may_freeze, self.limit = task.frozen_opponent, task.max_tokens or plan.max_tokens
         self.sequences: dict[str, _Sequence] = {}
         self.played: list[PlayedTurn] = []
-        super().__init__(task, example, random.Random(self._seed(EPISODE, 0)))
+        super().__init__(task, example, random.Random(self._seed(EPISODE, 0)), slot)
 
     def request(self) -> Request | None:
         """The next request to the engine; None if the context has no room for another turn."""
@@ -236,17 +245,20 @@ class _Episode(Play):
         assert isinstance(self.pending, Turn)
         turn, sequence = self.pending, self.sequences[self.pending.role]
         reader, *_ = self._player(turn.frozen)
-        text, seed = heard_by(reader, sequence.ids, completion.ids), self._seed(turn.role, len(sequence.turns))
+        text, seed = reader.decode(completion.ids), self._seed(turn.role, len(sequence.turns))
+        opened = opened_by(reader.decode_all(sequence.ids[-LONGEST_MARK:]))
         kept = text if sequence.frozen else None
         self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, kept, turn.shown_by))
         sequence.turns.append((len(sequence.ids), len(sequence.ids) + len(completion.ids)))
         sequence.append(completion.ids, completion.logprobs)
         if completion.finish_reason == "length":
             sequence.finish_reason = "length"
-        self.advance(Sampled.of(text, completion.ids, self.plan.step))
+        said = Sampled.of(text, completion.ids, self.plan.step, opened)
+        said.message = reader.read_response(sequence.message, sequence.ids[: sequence.turns[-1][0]], completion.ids)
+        self.advance(said)
 
-    def finished(self, group_of: Callable[[tuple[int, str]], int]) -> list[Rollout]:
-        """The rollouts of the policy's roles."""
+    def finished(self, groups: dict[tuple[int, str], int]) -> list[Rollout]:
+        """The rollouts of the policy's roles. `groups` are the numbers of the groups so far, by slot and role."""
         return [
             Rollout(
                 ids=sequence.ids,
@@ -255,7 +267,7 @@ class _Episode(Play):
                 turns=sequence.turns,
                 prompt_length=sequence.turns[0][0],
                 example_id=self.example.id,
-                group=group_of((self.slot, role)),
+                group=groups.setdefault((self.slot, role), len(groups)),
                 sample=self.sample,
                 role=role,
                 max_tokens=self.limit,
@@ -276,12 +288,3 @@ class _Episode(Play):
     def _seed(self, role: str, turn: int) -> int:
         plan = self.plan
         return completion_seed(plan.seed, plan.purpose, plan.step, self.slot, self.sample, role, turn)
-
-
-def _numbered(episodes: Sequence[_Episode]) -> list[Rollout]:
-    numbers: dict[tuple[int, str], int] = {}
-    return [
-        finished
-        for episode in episodes
-        for finished in episode.finished(lambda key: numbers.setdefault(key, len(numbers)))
-    ]

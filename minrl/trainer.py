@@ -27,7 +27,6 @@ from minrl.tracking.writers import require_logger
 from minrl.update import update_policy
 from minrl.utils.cli import Command, from_dict
 from minrl.utils.console import in_program
-from minrl.utils.settings import flag_of
 from minrl.utils.signals import Stopped, exit_status
 
 
@@ -66,9 +65,9 @@ def train(config: TrainerConfig, options: Mapping[str, Mapping[str, Any]] | None
     """
     require(type(config) is TrainerConfig, f"minrl.train takes a TrainerConfig, got {type(config).__name__}")
     settings, chosen = from_dict({**config.settings, "tasks": options or {}}, TrainerConfig)
-    given = sorted(name for name in config.given if name != "resume" or config.resume)
-    given += [f"{task}.{name}" for task, own in (options or {}).items() for name in own]
-    run = open_run(settings, chosen, [flag_of(name) for name in given])
+    given = {name for name in config.given if name != "resume" or config.resume}
+    given |= {f"{task}.{name}" for task, own in (options or {}).items() for name in own}
+    run = open_run(settings, chosen, given)
     with in_program():
         status, summary = _run(run, time.perf_counter())
     if status:
@@ -84,6 +83,7 @@ def main(command: Command[TrainerConfig]) -> int:
 def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
     """Assemble the run's parts, check them, train, and finish. Returns the exit status and the summary."""
     choose_algorithm(run.config, run.options)  # refuses what cannot work before anything slow
+    require(bool(run.config.task), "--task is empty, as an unset variable is: name a task, or leave --task out")
     require_sampler(run.config)
     require_logger(run.config)
     with assemble(run) as parts:

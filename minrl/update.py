@@ -59,7 +59,7 @@ def update_policy(
     taken. `needs_correction`: the engine's probabilities are not the policy's own.
     """
     settings, temperature = config, state.temperature or config.temperature
-    importance_cap = settings.importance_cap if needs_correction else 0.0
+    importance_cap = settings.importance_cap if needs_correction and not algorithm.to_engine else 0.0
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, state.step, config.steps)
     counted = counted_rollouts(batch, settings)
@@ -73,7 +73,7 @@ def update_policy(
     )
     trace = _Trace(batch, policy)
     steps = list(zip(minibatches, shares, strict=True)) * settings.passes_per_step
-    for number, (minibatch, share) in enumerate(steps, 1):
+    for minibatch, share in steps:
         weights = token_weights(batch, algorithm, counted, minibatch, config)
         (weights,) = to_device([weights[batch.rollout_of]], policy.device)
         streams = _streams(policy, batch, share, config)
@@ -98,8 +98,6 @@ def update_policy(
                 loss.backward()
                 trace.add(stream, logprobs, loss, curves)
                 report(count)
-        if number == len(steps):
-            trace.copy_to_host()
         trace.norms.append(optimizer_step(policy, optimizer, config))
     metrics = trace.metrics(settings.passes_per_step)
     metrics |= {"policy/learning_rate": optimizer.param_groups[0]["lr"], "rollout/temperature": temperature}
@@ -183,17 +181,16 @@ def _streams(policy: Policy, batch: Batch, indices: Sequence[int], config: Train
 
 
 class _Trace:
-    """What an update computed, for curves and logs. It stays on the device until `copy_to_host`."""
+    """What an update computed, for curves and logs. It stays on the device until it is read, after the update."""
 
     def __init__(self, batch: Batch, policy: Policy) -> None:
         self.policy, self.processes, self.num_tokens = policy, policy.processes, len(batch.rollout_of)
         dtype = batch.rollout_logprobs.dtype
         self.tokens = torch.full((3, self.num_tokens), torch.nan, dtype=dtype, device=policy.device)
         self.logprobs, self.importance_weights, self.preference = self.tokens  # views; NaN where nothing was computed
-        self.sums, self.rows = list[dict[str, Tensor]](), torch.empty(0)
+        self.sums = list[dict[str, Tensor]]()
         self.sizes = list[tuple[int, int]]()
         self.norms = list[float]()
-        self.summed = torch.zeros(2, 3, self.num_tokens, dtype=dtype)
 
     def add(self, stream: Stream, logprobs: Tensor, loss: Tensor, curves: dict[str, Tensor]) -> None:
         """Add a micro-batch."""
@@ -207,24 +204,20 @@ class _Trace:
         self.sums.append({"policy/loss": loss.detach().double(), **sums})
         self.sizes.append((len(at), self.policy.computed_tokens(stream)))
 
-    def copy_to_host(self) -> None:
-        """Begin to copy all to main memory. The copies are there once the gradient's norm is read, which comes next."""
-        computed = ~self.tokens.isnan()
-        sums = torch.stack([torch.where(computed, self.tokens, 0.0), computed.to(self.tokens.dtype)])
-        self.summed = self.processes.sum(sums).to("cpu", non_blocking=True)  # each token is computed by one of them
-        if self.sums:
-            self.rows = torch.stack([torch.stack([*one.values()]) for one in self.sums]).to("cpu", non_blocking=True)
-
     def per_token(self) -> Float[Tensor, "3 S"]:
         """Log-probabilities, importance weights and preferences of all processes."""
-        return torch.where(self.summed[1] > 0, self.summed[0], torch.nan)
+        computed = ~self.tokens.isnan()
+        sums = torch.stack([torch.where(computed, self.tokens, 0.0), computed.to(self.tokens.dtype)])
+        values, counts = self.processes.sum(sums).cpu()  # each token is computed by one of them
+        return torch.where(counts > 0, values, torch.nan)
 
     def metrics(self, passes: int) -> dict[str, float]:
         """Means over the trained tokens of all processes and over the optimizer steps, by tag. What was not measured is
         left out: a 0 would look like a collapse.
         """
         tags = list(self.sums[0]) if self.sums else []
-        rows = self.processes.gather([dict(zip(tags, row, strict=True)) for row in self.rows.tolist()])
+        values = torch.stack([torch.stack([*one.values()]) for one in self.sums]).tolist() if tags else []
+        rows = self.processes.gather([dict(zip(tags, row, strict=True)) for row in values])
         sizes = self.processes.gather(self.sizes)
         tokens, norms = sum(count for count, _ in sizes), [norm for norm in self.norms if math.isfinite(norm)]
         metrics = {

@@ -165,7 +165,7 @@ TRL = {
     of_trl: [],
     of_trl_later: [],
     of_trl_where_it_applies: [],
-    of_trl_by_rank: ["batch"],
+    of_trl_by_rank: [],
     of_trl_without_the_others: ["raises"],
     says_how_many: ["returns"],
 }

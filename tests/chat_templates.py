@@ -185,3 +185,82 @@ QWEN3_THINKING = QWEN3.replace(
     "'<|im_start|>assistant\\n' }}\n    {%- if enable", "'<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable"
 )
 """The thought is begun in the generation prompt, and kept in the last answer."""
+
+CHATML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+"""No place for tools."""
+
+QWEN_TOOLS = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- '# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- elif message.role != 'system' %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+"""Tools in the system's turn, their results in the user's (Qwen 2.5 and 3)."""
+
+LLAMA_TOOLS = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' and tools and loop.first %}
+        {{- '<|start_header_id|>user<|end_header_id|>\\n\\nGiven the following functions:\\n' }}
+        {%- for tool in tools %}{{- tool | tojson(indent=4) + '\\n' }}{%- endfor %}
+        {{- message.content | trim + '<|eot_id|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + message.content | tojson + '<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+"""Tools in the first message of the user, their results as `ipython` (Llama 3.1)."""
+
+MISTRAL_TOOLS = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools and loop.last %}{{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.role == 'tool' %}
+        {%- if message.tool_call_id | length != 9 %}{{- raise_exception('IDs must have length 9!') }}{%- endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' + message.tool_call_id }}
+        {{- '"}[/TOOL_RESULTS]' }}
+    {%- elif message.role == 'assistant' %}{{- ' ' + message.content | trim + eos_token }}
+    {%- else %}{{- raise_exception('Only user and assistant roles are supported!') }}{%- endif %}
+{%- endfor %}"""
+"""Ids of calls, and no system message (version 3)."""
+
+HARMONY_TOOLS = """{%- set called = namespace(name=none) %}
+{%- if tools %}
+    {{- '<|start|>developer<|message|>namespace functions {\\n' }}
+    {%- for tool in tools %}{{- 'type ' + tool.function.name + ' = (_: {\\n' }}
+        {%- for name, given in tool.function.parameters.properties.items() %}{{- name + ': ' + given.type + ',\\n' }}
+        {%- endfor %}{{- '}) => any;\\n' }}{%- endfor %}
+    {{- '}<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.tool_calls %}
+        {%- set call = message.tool_calls[0].function %}{%- set called.name = call.name %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'tool' %}
+        {%- if called.name is none %}{{- raise_exception('no call before the message') }}{%- endif %}
+        {{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+"""Results behind a call alone (gpt-oss)."""

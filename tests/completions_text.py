@@ -147,7 +147,8 @@ GROUPS = (
 
 BOARD = Example("", "", {"board": "xox4oxo89", "move": "4"})
 SQUARES = (
-    *((BOARD, one, True) for one in ("4", "**4**", "4.", r"$\boxed{4}$", "\uff14", "```\n4\n```")),
+    *((BOARD, one, True) for one in ("4", "**4**", "4.", r"$4$", "\uff14", "```\n4\n```")),
+    (BOARD, r"$\boxed{4}$", False),
     *((BOARD, one, False) for one in ("8", "1", "48", "4 or 8", "", "04", "\u2074", "3 + 1", "not 4")),
 )
 PUBLISHED = (

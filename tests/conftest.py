@@ -30,6 +30,7 @@ from loguru import logger
 
 import tests.run_time_types  # noqa: F401 - before the first import of minrl
 from minrl.dataflow import SOLO, CausalModel, Example, Reward, Rollout
+from minrl.sandbox.calls import LEVELS, _unavailable
 from tests.parsed import sized
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ MOST_WORKERS = 8
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker for each core that may be used, but none where they do not pay: for files by name, or what needs a card
+    """A worker for each core that may be used, but none where they do not pay: for files by name, or what needs a GPU
     or vLLM's threads for itself.
     """
     alone = not {"gpu", "vllm"} <= set(re.findall(r"\bnot (\w+)", config.option.markexpr))
@@ -82,6 +83,16 @@ def pytest_runtestloop() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)  # a model makes thousands of objects that are not garbage
     gc.enable()
+
+
+@pytest.fixture(params=["strongest", *(pytest.param(name, marks=pytest.mark.slow) for name in LEVELS)], scope="module")
+def level(request):
+    """The strongest level of this machine; in the slow set each other one."""
+    strongest = next((name for name in LEVELS if not _unavailable(name)), None)
+    name = strongest if request.param == "strongest" else request.param
+    if name is None or (name == strongest) != (request.param == "strongest") or _unavailable(name):
+        pytest.skip(f"{request.param} is the strongest level or none of this machine")
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -217,7 +228,7 @@ def run(finished: Path, place: Path) -> Path:
     """The working directory: a folder with the model and the run of `finished`, as if it had been made here."""
     for name in ("runs", "checkpoints"):
         shutil.copytree(finished / name, place / name)
-    for path in (*place.glob("runs/*/*.json"), *place.glob("checkpoints/*/run.json")):
+    for path in place.glob("runs/*/*.json"):
         path.write_text(path.read_text().replace(str(finished), str(place)))
     return place
 
@@ -273,15 +284,15 @@ def _each_shape_is_verified_once() -> Iterator[None]:
 
     usual, found = setup.verify, {}
 
-    def verify(model: torch.nn.Module) -> object:
+    def verify(model: torch.nn.Module, in_bfloat16: bool) -> object:
         finite = all(bool(weights.isfinite().all()) for weights in model.parameters())
         if type(model) is not Qwen3ForCausalLM or not finite:
-            return usual(model)
+            return usual(model, in_bfloat16)
         shape = (model.config.to_json_string(), model.dtype, model.device)
         if shape in found:
             set_method(model, found[shape].method)
         else:
-            found[shape] = usual(model)
+            found[shape] = usual(model, in_bfloat16)
         return found[shape]
 
     with pytest.MonkeyPatch.context() as patch:

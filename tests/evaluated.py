@@ -110,16 +110,15 @@ def save_run(place: Path, name: str, weights: str, task: str, **changes) -> Path
     """A run as train.py leaves it in `runs` and `checkpoints`, with one checkpoint, which is the model."""
     options = changes.pop("options", {})
     config = sized(task=task, checkpoints_dir=str(place / "checkpoints"), **changes)
-    record = {"minrl_run": name, "id": name, "config": to_dict(config, options)}
+    record = {"minrl_run": name, "config": to_dict(config, options)}
     folder, kept = place / "runs" / name, place / "checkpoints" / name
     shutil.copytree(weights, kept / "step_000001")
     folder.mkdir(parents=True)
     write_json(folder / "config.json", record)
-    write_json(kept / "run.json", {"minrl_run": name, "id": name, "folder": str(folder)})
-    seal(kept / "step_000001")
+    seal(kept / "step_000001", folder)
     return kept
 
 
-def seal(checkpoint: Path) -> None:
-    """What makes a model's folder a whole checkpoint."""
-    save_state(TrainState(), checkpoint)
+def seal(checkpoint: Path, run: Path) -> None:
+    """What makes a model's folder a whole checkpoint of a run."""
+    save_state(TrainState(), checkpoint, run)

@@ -19,10 +19,11 @@ from tests.parsed import sized
 CPU = sized(device="cpu", threads=1)
 WORDS = [str(number) for number in range(40)]
 REWARDS = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, None, 1.0], [0.2, 0.8, 0.1, 0.0]]
-WIDE = {"gspo": {"clip_low": 0.2, "clip_high": 0.2}}
-"""Its own bounds are so narrow that the second pass would be clipped away."""
+WIDE = {name: {"clip_low": 0.2, "clip_high": 0.2} for name in ("gspo", "luspo")}
+"""Their own bounds are so narrow that the second pass would be clipped away."""
 TAUGHT = {name: {"teacher_id": "a model"} for name, row in ALGORITHMS.items() if row.advantage is no_reward}
 """The rows that learn from a teacher alone."""
+NEEDED = {**TAUGHT, "gdpo": {"reward_parts": "whole,late:0.5"}}
 
 
 class Tap(torch.optim.SGD):
@@ -76,7 +77,7 @@ def fixed_rollouts() -> list[Rollout]:
                     seed=0,
                     weight_version=0,
                     finish_reason="length" if sample == 1 else "stop",
-                    reward=None if reward is None else Reward(reward),
+                    reward=None if reward is None else Reward(reward, {"whole": reward, "late": -sample * reward}),
                 )
             )
     return rollouts
@@ -85,7 +86,7 @@ def fixed_rollouts() -> list[Rollout]:
 def settings(algorithm: str, micro_batch_tokens: int = 16384, **changes) -> TrainerConfig:
     """Two passes where there is a ratio: in the second the policy has moved, so that ratios differ from 1."""
     passes = 2 if ALGORITHMS[algorithm].has_ratio else 1
-    changes = {"passes_per_step": passes, **WIDE.get(algorithm, {}), **TAUGHT.get(algorithm, {}), **changes}
+    changes = {"passes_per_step": passes, **WIDE.get(algorithm, {}), **NEEDED.get(algorithm, {}), **changes}
     return sized(
         algorithm=algorithm,
         **changes,

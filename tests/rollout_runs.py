@@ -35,13 +35,9 @@ def line(turns, *, prompt="numbers 3 5", roles=("policy",), purpose="train", adv
         "episode": [PlayedTurn(role, 7 + n, "stop") for n, role in enumerate(list(roles) * len(turns))],
     }
     rollout = Rollout(**{**values, **changes})
-    logprobs = [-0.2501] * sum(mask)
-    trained = purpose == "train"
-    return {
-        **rollout_line(rollout, purpose, prompt, advantage if trained else None, logprobs if trained else None),
-        "tokens": tokens,
-        "special": [index for index, token in enumerate(tokens) if token == "<end>"],
-    }
+    special = [index for index, token in enumerate(tokens) if token == "<end>"]
+    known = {"advantage": advantage, "logprobs": [-0.2501] * sum(mask)} if purpose == "train" else {}
+    return {**rollout_line(rollout, purpose, tokens, special), **known}
 
 
 def write_run(folder, steps, **config):

@@ -21,11 +21,10 @@ from minrl.models.distributed import Processes
 from minrl.models.loading import load_model
 from minrl.models.lora import Adapters
 from minrl.models.scoring import sampled_rollout
-from minrl.models.sharding import gathered, named_weights
+from minrl.models.sharding import gathered, named_weights, sharded_policy
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name
-from minrl.run.setup import sharded_policy
 from minrl.update import update_policy
 from minrl.utils.files import write_json
 from tests.parsed import sized
@@ -88,7 +87,7 @@ def play(case: dict, processes: Processes) -> None:
         said.append(completions(engine))
     engine.sleep()
     if "save_in" in case:
-        save_checkpoint(Path(case["save_in"]), policy, optimizer, TrainState(step=STEPS), keep=0)
+        save_checkpoint(Path(case["save_in"]), Path(case["save_in"]), policy, optimizer, TrainState(step=STEPS), config)
     weights = gathered(named_weights(policy.model).items(), processes.main)
     moments = gathered(optimizer_tensors(optimizer, policy).items(), processes.main)
     shards = {

@@ -43,13 +43,11 @@ def weight_bytes(policy):
     return sum(weight.nbytes for weight in policy.model.parameters())
 
 
-def test_activation_bytes_grow_with_the_tokens_of_a_packed_stream(policy, stream, make_rollout):
-    group = pack([make_rollout(list(range(5, 35)), [7] * length) for length in (40, 61, 80)], range(3))
-    alone = pack([make_rollout([11], [7] * 100)], [0])
-    for one in (group, alone):
-        kept = kept_bytes(lambda one=one: score(policy.model, one, 1.0)) - weight_bytes(policy)
-        assert policy.activation_bytes(one) == pytest.approx(kept, rel=0.03)
-    assert policy._activation_growth[1] == 0
+@pytest.mark.parametrize(("prompt", "lengths"), [(30, (40, 61, 80)), (1, (100,)), (280, (20, 60, 90)), (1, (600,))])
+def test_activation_bytes_are_those_of_short_and_long_rows(prompt, lengths, policy, make_rollout):
+    group = pack([make_rollout([5] * prompt, [7] * length) for length in lengths], range(len(lengths)))
+    kept = kept_bytes(lambda: score(policy.model, group, 1.0)) - weight_bytes(policy)
+    assert 0.95 * kept < policy.activation_bytes(group) < 1.2 * kept
 
 
 @pytest.mark.parametrize(

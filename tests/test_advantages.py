@@ -1,5 +1,7 @@
 """Advantages against numbers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from minrl.advantages import (
     moving_average_baseline,
     no_baseline,
     no_reward,
+    normalize_each_part,
     normalize_rewards_over_batch,
     normalize_rewards_per_group,
     overlong_penalty,
@@ -63,6 +66,19 @@ def groups_of(rewards, group_of, roles=None, baselines=None):
 def test_advantages_by_hand(advantage, rewards, group_of, expected):
     found = advantage(groups_of(rewards, group_of))
     torch.testing.assert_close(found.tolist(), list(map(float, expected)), atol=1e-8, rtol=0)
+
+
+def test_each_part_is_normalized_in_its_group_before_the_sum_and_the_sum_over_the_step():
+    # Two groups of two, and one rollout that could not be scored. The answer decides the first group, the format, with
+    # half the weight, both: z-scores are 0.5 / (0.7071 + 1e-4) whatever the scale of a part.
+    groups = groups_of([0, 0, 0, 0, UNSCORABLE], [0, 0, 1, 1, 1])
+    answer, form = ([1, 0, 1, 1, 9], [0, 8, 0, 8, 9])
+    parts = [(1.0, torch.tensor(answer, dtype=torch.float64)), (0.5, torch.tensor(form, dtype=torch.float64))]
+    z, z8 = 0.5 / (0.5**0.5 + 1e-4), 4 / (32**0.5 + 1e-4)
+    total = [z - z8 / 2, z8 / 2 - z, -z8 / 2, z8 / 2, 0]
+    std = (sum(value**2 for value in total) / 3) ** 0.5
+    found = normalize_each_part(replace(groups, parts=parts))
+    torch.testing.assert_close(found.tolist(), [value / (std + 1e-4) for value in total], atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative
 
 
 PENALIZED = {"overlong_buffer": 2}
+PARTS = {"gdpo": {"reward_parts": "part"}}
 
 
 def chosen(algorithm="grpo", **settings):
     if algorithm in ALGORITHMS.keys() - REWARDED:
         settings = {"teacher_id": "model", **settings}
-    return choose_algorithm(sized(**{"group_size": 4, "max_tokens": 64, "algorithm": algorithm, **settings}))
+    settings = {"group_size": 4, "max_tokens": 64, "algorithm": algorithm, **PARTS.get(algorithm, {}), **settings}
+    return choose_algorithm(sized(**settings))
 
 
 def refusal(algorithm, **settings):
@@ -34,7 +36,7 @@ def refusal(algorithm, **settings):
 
 def compared(rollouts, name="grpo", baselines=None, **settings):
     """The advantages, the baselines after them, and the share of groups without spread."""
-    config = sized(algorithm=name, **settings, max_tokens=64)
+    config = sized(algorithm=name, **PARTS.get(name, {}), **settings, max_tokens=64)
     state = TrainState(baselines=dict(baselines or {}))
     found = compute_advantages(rollouts, ALGORITHMS[name], config, state)
     return found.values, state.baselines, found.metrics["reward/zero_spread_group_frac"]
@@ -44,7 +46,9 @@ def compared(rollouts, name="grpo", baselines=None, **settings):
 def rollouts_of(make_rollout):
     """Rollouts whose rewards are `groups[group][sample]`; None is unscorable."""
     return lambda groups: [
-        make_rollout([5], [6, 7], group=group, sample=sample, reward=None if value is None else Reward(value))
+        make_rollout(
+            [5], [6, 7], group=group, sample=sample, reward=None if value is None else Reward(value, {"part": value})
+        )
         for group, values in enumerate(groups)
         for sample, value in enumerate(values)
     ]
@@ -56,7 +60,9 @@ def test_equal_rewards_teach_nothing_and_are_compensated_for_once(name, rollouts
     equal, useful = [[0.1] * 3, [0.7] * 3, [None, 0.3]], [[1.0, 0.0, 0.5]]
     alone, among = compared(rollouts_of(useful), name)[0], compared(rollouts_of([*equal, *useful]), name)[0]
     assert (among[:-3] == 0).all() and (alone != 0).any()
-    torch.testing.assert_close(among[-3:], 4 * alone if name == "gpg" else alone)
+    # gpg makes up for groups without spread; gdpo divides by the deviation of all ten scored rollouts.
+    scale = {"gpg": 4, "gdpo": ((10 - 1) / (3 - 1)) ** 0.5}.get(name, 1)
+    torch.testing.assert_close(among[-3:], scale * alone, rtol=1e-3 if name == "gdpo" else 1e-7, atol=1e-8)
     assert chosen(name, refill_rounds=1) == ALGORITHMS[name]
 
 
@@ -78,6 +84,7 @@ def test_better_rollouts_have_larger_advantages_in_any_order_and_unscorable_ones
 def test_every_row_can_be_chosen_and_has_the_bounds_that_its_comment_names():
     clip = Limits(0.2, 0.2)
     bounds = dict.fromkeys(("grpo", "dr_grpo", "reinforce_pp", "distill"), clip)
+    bounds |= {"gdpo": clip, "luspo": Limits(2e-3, 2.5e-3), "dppo": Limits(0.15, 0.15)}
     bounds |= {"dapo": Limits(0.2, 0.28), "gspo": Limits(3e-4, 4e-4), "dual_clip": Limits(0.2, 0.2, 3.0)}
     bounds |= {"cispo": Limits(clip_high=5.0 - 1, either_sign=True)}
     assert {name: chosen(name) for name in ALGORITHMS} == ALGORITHMS
@@ -90,7 +97,7 @@ def test_every_row_can_be_chosen_and_has_the_bounds_that_its_comment_names():
     assert [name for name in ALGORITHMS if name not in GROUP_RELATIVE] == no_groups
     assert [chosen(name, group_size=1) for name in no_groups] == [ALGORITHMS[name] for name in no_groups]
     assert {name: row.ratio_level for name, row in ALGORITHMS.items()} == {
-        name: "geometric" if name == "gspo" else "token" for name in ALGORITHMS
+        name: {"gspo": "geometric", "luspo": "geometric", "vespo": "sequence"}.get(name, "token") for name in ALGORITHMS
     }
 
 
@@ -115,6 +122,18 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
         ("distill", {"overlong_buffer": 8}, "leave out overlong_buffer"),
         ("distill", {"length_target": 8}, "length_penalty and length_target"),
         ("gspo", {"teacher_id": "model"}, "gspo weighs whole sequences, and a teacher tokens"),
+        ("gdpo", {"reward_parts": ""}, "--reward-parts answer,format:0.5"),
+        ("grpo", {"reward_parts": "part"}, "no other algorithm reads reward_parts"),
+        ("gdpo", {"overlong_buffer": 8}, "without overlong_buffer"),
+        ("gdpo", {"length_penalty": 0.5}, "with length among them for a length penalty"),
+        ("gdpo", {"reward_parts": "part:0"}, "the weight of part must be a number above 0"),
+        ("dppo", {"importance_floor": 0.5}, "dppo has no importance weight"),
+        ("vespo", {"importance_level": "sequence"}, "its ratio is to the engine: leave out importance_level"),
+        (
+            "grpo",
+            {"importance_floor": 0.5, "importance_cap": 0.0},
+            "importance_floor is read only with --importance-cap",
+        ),
         ("grpo", {**PENALIZED, "max_tokens": 2}, "overlong_buffer (2) must be below max_tokens (2)"),
     ],
 )
@@ -126,13 +145,25 @@ def test_what_contradicts_the_row_is_refused_in_one_line(algorithm, settings, me
 def test_a_second_pass_needs_a_ratio_to_the_policy_that_sampled(name):
     # What the loss says at a ratio of 2 it says at 1 too where there is no ratio: it cannot tell a policy that moved.
     row, logprobs, advantages = ALGORITHMS[name], torch.tensor([-1.0]), torch.tensor([1.0])
-    losses = [row.surrogate(logprobs, torch.tensor([ratio]), advantages, row.limits) for ratio in (1.0, 2.0)]
+    found = [row.surrogate(logprobs, torch.tensor([ratio]), advantages, row.limits) for ratio in (1.0, 2.0)]
+    losses = [one[0] if isinstance(one, tuple) else one for one in found]
     assert row.has_ratio == (losses[0].item() != losses[1].item())
     assert chosen(name, minibatches_per_pass=2) == row
     if row.has_ratio:
         assert chosen(name, passes_per_step=2) == row
     else:
         assert f"{name} has no ratio" in refusal(name, passes_per_step=2)
+
+
+def test_a_part_that_no_reward_of_the_first_step_has_is_refused_and_later_counts_as_0(rollouts_of):
+    rollouts = rollouts_of([[1.0, 0.0, None, 1.0]])
+    config = sized(algorithm="gdpo", reward_parts="part,prat:2", max_tokens=64)
+    with pytest.raises(UserError) as refused:
+        compute_advantages(rollouts, ALGORITHMS["gdpo"], config, TrainState(step=1))
+    known = "which reward_parts names: the parts of the rewards are part: did you mean part?"
+    assert str(refused.value) == f"no reward has a part 'prat', {known}"
+    later = compute_advantages(rollouts, ALGORITHMS["gdpo"], config, TrainState(step=2))
+    assert later.values.tolist() == compared(rollouts, "gdpo")[0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Attention inside a packed stream equals plain attention over what each token may see, gradients too."""
 
+from inspect import signature
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
 
 from minrl.batch import pack
 from minrl.dataflow import UserError
@@ -46,15 +48,9 @@ def visible(stream, window):
     """(T, T): which token sees which, from the words of the docstring: its own run and its prompt, not ahead."""
     tokens = len(stream.input_ids)
     run, prompt = [0] * tokens, [0] * tokens
-    for row, (index, length) in enumerate(
-        zip(stream.prefix_index.tolist(), stream.prefix_lengths.tolist(), strict=True)
-    ):
-        for token in index[:length]:
-            run[token] = prompt[token] = row
-    suffixes = zip(stream.suffix_index.tolist(), stream.suffix_lengths.tolist(), stream.prefix_of.tolist(), strict=True)
-    for row, (index, length, of) in enumerate(suffixes):
-        for token in index[:length]:
-            run[token], prompt[token] = 1000 + row, of
+    for start, length, prompt_start, prompt_length in stream.segments:
+        for token in range(start, start + length):
+            run[token], prompt[token] = start, prompt_start if prompt_length else start
     seen = torch.zeros(tokens, tokens, dtype=torch.bool)
     positions = stream.positions.tolist()
     for query in range(tokens):
@@ -86,28 +82,20 @@ def with_gradients(attend, tensors):
     return [output, *torch.autograd.grad((output * weights.to(output.dtype)).sum(), tensors)]
 
 
-def flash(query, key, value, *settings, scale, window_size_left, window_size_right):
-    """What torch's kernel computes of sequences of different lengths: a query sees what is not ahead of it, counted
-    from the end of its sequence."""
-    starts, key_starts, longest, key_longest, dropout, causal, _ = settings
-    assert (dropout, causal, window_size_right) == (0.0, window_size_left == -1, 0)
-    assert starts.dtype == key_starts.dtype == torch.int32
-    assert (starts.diff().max(), key_starts.diff().max()) == (longest, key_longest)
+def flash(*args, **named):
+    """What torch's `varlen_attn` computes: a query sees what is not ahead of it, counted from its sequence's end."""
+    call = signature(varlen_attn).bind(*args, **named).arguments
+    query, key, value, starts, key_starts = (call[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k"))
+    back, ahead_of = call["window_size"]
+    assert ahead_of == 0 and call["enable_gqa"] and starts.dtype == key_starts.dtype == torch.int32
+    assert (starts.diff().max(), key_starts.diff().max()) == (call["max_q"], call["max_k"])
     outputs = []
     for (a, b), (c, d) in zip(pairwise(starts.tolist()), pairwise(key_starts.tolist()), strict=True):
         ahead = torch.arange(d - c - (b - a), d - c)[:, None] - torch.arange(d - c)
-        seen = (ahead >= 0) & (ahead <= (window_size_left if window_size_left >= 0 else d))
+        seen = (ahead >= 0) & (ahead <= (back if back >= 0 else d))
         one = [tensor[first:last].transpose(0, 1)[None] for tensor, first, last in ((query, a, b), (key, c, d))]
-        outputs.append(plain(*one, value[c:d].transpose(0, 1)[None], seen, scale)[0])
-    return torch.cat(outputs), query.new_ones(query.shape[1], len(query))
-
-
-def flash_backward(grad, query, key, value, output, normalizer, *settings, **more):
-    """Its gradients; two arguments about dropout stand where the forward pass has one about debugging."""
-    assert normalizer.shape == (query.shape[1], len(query)) and output.shape == grad.shape
-    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
-    with torch.enable_grad():
-        return torch.autograd.grad(flash(*leaves, *settings[:6], False, **more)[0], leaves, grad)
+        outputs.append(plain(*one, value[c:d].transpose(0, 1)[None], seen, call["scale"])[0])
+    return torch.cat(outputs)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +111,7 @@ def flash_backward(grad, query, key, value, output, normalizer, *settings, **mor
 def test_attention_and_gradients_are_the_plain_ones(way, groups, window, stream_of, monkeypatch):
     if way == "flash":
         monkeypatch.setattr(attention, "takes_flash", lambda query: True)
-        monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
-        monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", flash_backward)
+        monkeypatch.setattr(attention, "varlen_attn", flash)
     if way == "a row in each part":
         monkeypatch.setattr(attention_cpu, "LARGEST", 1)
     stream, attend = stream_of(GROUPS[groups]), WAYS.get(way, StreamAttention)
@@ -143,8 +130,12 @@ def test_attention_in_lower_precision(dtype, bound, way, stream_of):
     tensors = inputs(len(stream.input_ids), dtype)
     exact = [x.detach().double().requires_grad_() for x in tensors]
     expected = with_gradients(lambda *x: plain(*x, visible(stream, None), 0.3), exact)
-    with torch.autocast("cpu", torch.bfloat16):  # which rounds neither what is attended nor gradients
-        actual = with_gradients(lambda *x: WAYS[way](stream)(*x, 0.3, None), tensors)
+
+    def attend(*tensors):
+        with torch.autocast("cpu", torch.bfloat16):  # which rounds neither what is attended nor gradients
+            return WAYS[way](stream)(*tensors, 0.3, None)
+
+    actual = with_gradients(attend, tensors)
     for new, old in zip(actual, expected, strict=True):
         assert new.dtype == dtype
         torch.testing.assert_close(new.double() / old.abs().max(), old / old.abs().max(), atol=bound, rtol=0)

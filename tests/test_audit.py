@@ -12,7 +12,7 @@ from minrl.__main__ import main
 from minrl.dataflow import Example, Job, UserError
 from minrl.rewards.worker import call
 from minrl.tasks import load_task
-from minrl.tasks.custom import TrlOrVerlReward
+from minrl.tasks.conventions import TrlOrVerlReward
 from minrl.tasks.task import Dataset, Task
 from minrl.tools import attacks as texts
 from minrl.tools import audit as program
@@ -62,7 +62,8 @@ def reward_of(planted):
 
 def test_every_family_has_a_planted_fault():
     in_tables = {family for table in (IN_PROCESSES, TRL) for found in table.values() for family in found}
-    assert in_tables | {family for family, *_ in PLANTED} == set(FAMILIES) - {"slow"}  # a deadline, as in `long`
+    others = {"slow", "batch"}  # a deadline, as in `long`; no fault of a reward that sees a group
+    assert in_tables | {family for family, *_ in PLANTED} == set(FAMILIES) - others
 
 
 @pytest.mark.usefixtures("here")
@@ -97,8 +98,12 @@ def test_answers_that_are_found_are_not_taken_for_the_only_right_ones():
 @pytest.mark.parametrize("function", TRL, ids=lambda function: function.__name__)
 def test_a_function_of_trls_form_is_attacked(function):
     examples = [Example(one.id, [{"role": "user", "content": one.prompt}], one.fields) for one in broken.EXAMPLES]
-    reward = TrlOrVerlReward(function.__module__, function.__name__)
-    assert faults(Task(Dataset([], examples), reward, solution=broken.solution)) == TRL[function]
+    reward = TrlOrVerlReward(f"{function.__module__}:{function.__name__}")
+    task = Task(Dataset([], examples), reward, solution=broken.solution, group=True)
+    findings, _ = audit(task, AuditConfig())
+    assert [one.family for one in findings if one.verdict == "fault"] == TRL[function]
+    said = {one.family: one.do for one in findings}.get("batch", "")
+    assert said.startswith("Compares completions") == (function is broken.of_trl_by_rank)
 
 
 OWN = {
@@ -143,6 +148,7 @@ def test_what_may_be_right_is_not_an_attack():
 @pytest.mark.usefixtures("here")
 def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
     """On the example of the page, whose lines it prints."""
+    monkeypatch.setenv("COLUMNS", "100")
     page = (ROOT / "docs/tasks.md").read_text()
     (source,), (table,) = re.findall(r"```py\n(.*?)```", page, re.S), re.findall(r"```\n(family.*?)```", page, re.S)
     (tmp_path / "accuracy.py").write_text(source)
@@ -167,7 +173,7 @@ def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
     [
         (["--leave-out", "formats"], "leave_out: no family 'formats': did you mean format"),
         (["--examples", "0"], "examples must be at least 1, got 0"),
-        (["--task", "tictactoe"], "tictactoe is played over several turns: no single text of it can be paid"),
+        (["--task", "tictactoe"], "tictactoe is played over several turns: no single text of it can be scored"),
     ],
 )
 def test_a_wrong_use_is_refused(flags, said):

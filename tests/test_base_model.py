@@ -74,7 +74,7 @@ def test_whatever_the_model_is_made_from_changes_its_place(hanoi):
     fewer = replace(hanoi, dataset=Dataset(hanoi.dataset.train[1:], hanoi.dataset.held_out))
     digests = [digest_of(one) for one in (hanoi, fewer, replace(hanoi, demonstrations=lambda example, rng: "1 A>B"))]
     usual = (SMALL, "hanoi", [HanoiOptions()], ["a", "b"], "checkpoints", digests[0])
-    others = [replace(SMALL, base_steps=21), "countdown", [HanoiOptions(skill=0.5)], ["b", "a"], "elsewhere"]
+    others = [replace(SMALL, base_steps=21), "countdown", [HanoiOptions(min_disks=4)], ["b", "a"], "elsewhere"]
     changed = [(*usual[:place], other, *usual[place + 1 :]) for place, other in enumerate(others)]
     changed += [(*usual[:-1], digest) for digest in digests[1:]]
     places = [base_model_path(*given) for given in (usual, *changed)]

@@ -10,37 +10,30 @@ from minrl.batch import micro_batches, pack, share_of_tokens, split_groups
 
 def test_the_stream_of_two_completions_is_the_one_in_the_docstring(make_rollout):
     stream = pack([make_rollout([11, 12], [21, 2]), make_rollout([11, 12], [31, 32, 2])], [0, 1])
-    columns = {name: column.tolist() for name, column in vars(stream).items() if name != "host"}
+    columns = {name: column.tolist() for name, column in vars(stream).items() if name != "segments"}
     assert columns == {
         "input_ids": [11, 12, 21, 31, 32],
         "positions": [0, 1, 2, 2, 3],
         "scored": [1, 2, 1, 3, 4],
         "labels": [21, 2, 31, 32, 2],
         "token_index": [0, 1, 2, 3, 4],
-        "prefix_of": [0, 0],
-        "prefix_index": [[0, 1]],
-        "prefix_lengths": [2],
-        # The last sampled token is a label only: suffixes are one shorter than completions.
-        "suffix_index": [[2, 0], [3, 4]],
-        "suffix_lengths": [1, 2],
     }
-    moved = stream.to(torch.device("meta"))  # as a whole, and again from main memory
-    assert moved.host is stream and moved.to(torch.device("meta")).host is stream
-    assert all(getattr(moved, name).is_meta for name in columns)
+    # The last sampled token is a label only: suffixes are one shorter than completions.
+    assert stream.segments == ((0, 2, 0, 0), (2, 1, 0, 2), (3, 2, 0, 2))
+    assert [one.keys().tolist() for one in stream.segments] == [[0, 1], [0, 1, 2], [0, 1, 3, 4]]
+    moved = stream.to(torch.device("meta"))
+    assert moved.segments == stream.segments and all(getattr(moved, name).is_meta for name in columns)
     assert [getattr(moved, name).shape for name in columns] == [getattr(stream, name).shape for name in columns]
 
 
 def test_where_the_prompts_and_suffixes_of_a_stream_are(make_rollout):
-    # Prompts [11, 12] and [13]; suffixes [21], [31, 32] and, of a completion of one token, none. The step's tokens are
+    # Prompts [11, 12] and [13]; suffixes [31, 32], [21] and, of a completion of one token, none. The step's tokens are
     # numbered 0 1 | 2 | 3 4 5, in whatever order they are packed.
     rollouts = [make_rollout([11, 12], [21, 2]), make_rollout([13], [2]), make_rollout([11, 12], [31, 32, 2])]
     stream = pack(rollouts, [2, 0, 1])
     assert stream.input_ids.tolist() == [11, 12, 31, 32, 21, 13]
     assert stream.labels.tolist() == [31, 32, 2, 21, 2, 2] and stream.token_index.tolist() == [3, 4, 5, 0, 1, 2]
-    assert stream.prefix_index.tolist() == [[0, 1], [5, 0]] and stream.prefix_of.tolist() == [0, 0, 1]
-    assert stream.suffix_index.tolist() == [[2, 3], [4, 0], [0, 0]]
-    assert stream.runs() == ([[0, 1], [5]], [[2, 3], [4], []], [[2, 3, 4], []])
-    assert pack(rollouts, [1]).suffix_index.tolist() == [[0]]  # at least a column
+    assert stream.segments == ((0, 2, 0, 0), (2, 2, 0, 2), (4, 1, 0, 2), (5, 1, 0, 0), (6, 0, 5, 1))
 
 
 def test_only_sampled_tokens_of_several_turns_are_labels(make_rollout):
@@ -64,11 +57,9 @@ def random_rollouts(make_rollout):
 def test_ragged_to_packed_to_ragged_loses_nothing(random_rollouts):
     stream = pack(random_rollouts, range(len(random_rollouts)))
     ragged = []
-    for row, rollout in enumerate(random_rollouts):
-        prefix = stream.prefix_of[row]
-        prompt = stream.input_ids[stream.prefix_index[prefix, : stream.prefix_lengths[prefix]]]
-        own = stream.input_ids[stream.suffix_index[row, : stream.suffix_lengths[row]]]
-        ragged.append([*prompt.tolist(), *own.tolist(), rollout.ids[-1]])
+    suffixes = [one for one in stream.segments if one.prompt_length]
+    for suffix, rollout in zip(suffixes, random_rollouts, strict=True):
+        ragged.append([*stream.input_ids[suffix.keys()].tolist(), rollout.ids[-1]])
     assert ragged == [rollout.ids for rollout in random_rollouts]
     labels = torch.empty_like(stream.labels)
     labels[stream.token_index] = stream.labels

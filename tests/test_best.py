@@ -1,4 +1,4 @@
-"""The best checkpoint is kept and named, a falling score is said, and a run ends where that is good or gains nothing.
+"""The best checkpoint is kept and named, and a run ends where its score is good or gains nothing.
 
 The scores of a run are written in the test: a row for each step that is evaluated, from which the end follows.
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from minrl import evaluation, trainer
+from minrl import trainer
 from minrl.__main__ import main
 from minrl.dataflow import UserError
 from minrl.run import checkpoint
-from minrl.run.checkpoint import damage, load_state
-from minrl.run.folder import resolve_model
+from minrl.run.checkpoint import best_in, has_moments, is_whole, load_state
+from minrl.run.folder import resolve_model, step_of
 from minrl.run.setup import Parts
-from minrl.run.stopping import Score, best_of, ended_by, fall
+from minrl.run.stopping import Score, best_of, ended_by
 from minrl.tracking import session as logger
 from tests.killing import killed_at, signalled_at
 from tests.parsed import sized
@@ -63,7 +63,7 @@ def saved():
 
 
 def best():
-    return json.loads((KEPT / "best").read_text())
+    return step_of(best_in(KEPT))
 
 
 def summary(run=RUN):
@@ -93,27 +93,28 @@ def whole(start, ended):
 def assert_whole_and_best_is_2(ended):
     for name in ("weights_sha256", "steps", "best", "eval_after", "ended_by"):
         assert summary().get(name) == ended.get(name)
-    assert (saved(), best()["step"]) == ([2, STEPS], 2)
-    assert damage(KEPT / "step_000002") is None
+    assert (saved(), best()) == ([2, STEPS], 2)
+    assert is_whole(KEPT / "step_000002")
 
 
 def test_the_best_is_saved_where_nothing_else_is_and_kept_beside_the_newest(start, capfd):
     assert start(LOWS) == 0
     assert saved() == [2, 5]  # --save-every 0 saves the last, and the best so far was saved at 1 and 2
-    assert best() == {"checkpoint": "step_000002", "step": 2, "pass@1": 0.65, "ci95": [0.6, 0.7], "reward": 0.0}
-    assert summary()["best"] == best() and summary()["final_checkpoint"].endswith("step_000005")
+    assert [has_moments(KEPT / f"step_00000{step}") for step in saved()] == [False, True]
+    measured = {"pass@1": 0.65, "ci95": [0.6, 0.7], "reward": 0.0}
+    assert summary()["best"] == {"checkpoint": "step_000002", "step": 2, **measured} and best() == 2
+    assert summary()["final_checkpoint"].endswith("step_000005")
     assert load_state(KEPT / "step_000002").held_out == [list(score(step, LOWS[step])) for step in range(3)]
     said = " ".join(capfd.readouterr().err.split())
     assert "the best, 65.0% (60.0% to 70.0%): step_000002" in said
-    assert f"evaluate --checkpoint {RUN}@best --task sevens" in said
-    fallen = [line for line in said.split("step ") if "has fallen" in line]
-    assert [line[:1] for line in fallen] == ["3", "5"]  # step 4's interval ends at 0.6, where that of step 2 begins
+    assert f"serve {RUN}@best --chat" in said
 
 
 MOMENTS = {
     "before the best is saved": (logger, "save_checkpoint", 2),
-    "before it is named": (checkpoint, "name_best", 2),
     "before the one before is removed": (checkpoint, "_remove", 1),
+    "before it loses its moments, which its score alone keeps": (checkpoint, "_remove_moments", 1),
+    "while it loses its moments": (checkpoint, "_write_state", 4),
 }
 
 
@@ -121,8 +122,8 @@ MOMENTS = {
 def test_a_kill_leaves_a_whole_checkpoint_named_and_the_resumed_run_names_the_same(start, whole, moment):
     with killed_at(*MOMENTS[moment]):
         start(LOWS)
-    named = checkpoint.best_in(KEPT)
-    assert named is not None and damage(named) is None
+    named = best_in(KEPT)
+    assert named is not None and is_whole(named)
     assert start(LOWS, "--resume", "run") == 0
     assert_whole_and_best_is_2(whole)
 
@@ -131,7 +132,7 @@ def test_a_run_ends_where_it_is_good_enough_and_goes_on_if_told_so(start, whole,
     for more in (["--stop-at", "0.6"], ["--resume", "run"]):  # the second time it has ended already
         capfd.readouterr()
         assert start(LOWS, *more) == 0
-        assert (summary()["steps"], summary().get("ended_by"), best()["step"]) == (2, "stop_at", 2)
+        assert (summary()["steps"], summary().get("ended_by"), best()) == (2, "stop_at", 2)
         said = " ".join(capfd.readouterr().err.split())
         assert "ended early" in said and f"--resume {RUN} --stop-at 0" in said
     assert start(LOWS, "--resume", "run", "--stop-at", "0") == 0
@@ -139,13 +140,13 @@ def test_a_run_ends_where_it_is_good_enough_and_goes_on_if_told_so(start, whole,
 
 
 def test_the_count_of_evaluations_survives_a_stop_and_a_kill(start, whole):
-    """A signal in the evaluation of step 2 leaves it to the resumed run, which is killed when it has made it."""
-    with signalled_at(evaluation, "summarize", 3, signal.SIGTERM):
+    """A signal in the update of step 2 leaves its evaluation to the resumed run, which is killed after it."""
+    with signalled_at(trainer, "update_policy", 2, signal.SIGTERM):
         assert start(LOWS, "--patience", "2") == 143
     with killed_at(trainer, "sample_groups", 1):
         start(LOWS, "--resume", "run")
     assert start(LOWS, "--resume", "run") == 0
-    assert (summary()["steps"], summary()["ended_by"], best()["step"], saved()) == (4, "patience", 2, [2, 4])
+    assert (summary()["steps"], summary()["ended_by"], best(), saved()) == (4, "patience", 2, [2, 4])
     held_out = load_state(KEPT / "step_000004").held_out
     assert held_out == [list(score(step, LOWS[step])) for step in range(5)]
     assert start(LOWS, "--resume", "run", "--patience", "0") == 0
@@ -173,8 +174,4 @@ def test_what_is_best_and_ends_a_run():
         assert ended_by(scores, sized(**settings)) == end
     # Of 7 examples that are all solved Wilson's interval is 0.646 to 1, the bootstrap's of 94 % 0.905 to 0.97.
     scores = [Score(2, 0.942, 0.905, 0.97, 0.97), Score(4, 1.0, 0.646, 1.0, 1.0), Score(6, 1.0, 0.646, 1.0, 1.0)]
-    assert best_of(scores).step == 4 and fall(scores) == ""
-    assert ended_by(scores, sized(patience=1)) == "patience"
-    # An interval that touches the best one has not fallen.
-    assert fall([score(0, 0.5), score(1, 0.4, 0.5)]) == fall([]) == ""
-    assert "has fallen" in fall([score(0, 0.5), score(1, 0.4, 0.499)])
+    assert best_of(scores).step == 4 and ended_by(scores, sized(patience=1)) == "patience"

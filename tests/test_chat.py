@@ -222,9 +222,51 @@ def test_every_message_that_a_template_writes_is_taken_in_parts_and_without_text
     )
     assert chat.encode_prompt([*told("system", "user"), {"role": "assistant", "content": ""}, *told("user")])
     assert chat_with(CHAT_TEMPLATE).render(told("system", "user")) == "<user> said 1 <assistant>"  # as it is meant
-    assert "xadd{'x': 1}" in chat_with(EACH.replace("BODY", CALLS)).render(CALLED)
-    served = CALLS.replace("call.", "call.function.")
-    assert """xadd{"x": 1}""" in chat_with(EACH.replace("BODY", served)).render(SERVED)
+    assert """xadd{"x": 1}""" in chat_with(EACH.replace("BODY", CALLS)).render(CALLED)  # no Python
+
+
+WRITTEN = {
+    "qwen 2.5": ("{{ call.arguments | tojson }}", '{"x": 1}'),  # JSON text would be a text within JSON
+    "qwen 3": (
+        "{% if call.arguments is string %}{{ call.arguments }}{% else %}{{ call.arguments | tojson }}{% endif %}",
+        '{"x": 1}',
+    ),
+    "gemma 4": (  # JSON text would have two braces
+        "{{ '{' }}{% if call.arguments is mapping %}{% for k, v in call.arguments | dictsort %}"
+        "{{ k }}:{{ v }}{% endfor %}{% elif call.arguments is string %}{{ call.arguments }}{% endif %}{{ '}' }}",
+        "{x:1}",
+    ),
+    "glm 4.5": ("{% for k, v in call.arguments.items() %}<arg_key>{{ k }}<arg_value>{{ v }}{% endfor %}", "<arg_key>x"),
+    "deepseek v3": ("{{ '```json\\n' + call.arguments + '\\n```' }}", '```json\n{"x": 1}\n```'),  # takes no object
+}
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+def test_arguments_of_a_call_are_given_in_the_form_that_the_template_writes(template):
+    body, written = WRITTEN[template]
+    each = "{% for call in message.tool_calls %}{% set call = call.function %}{{ call.name }}" + body + "{% endfor %}"
+    chat = chat_with(EACH.replace("BODY", "{{ message.content }}" + each))
+    for arguments in ({"x": 1}, '{"x": 1}'):
+        call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        assert f"add{written}" in chat.render([*QUESTION, said, *QUESTION])
+        assert call["function"]["arguments"] is arguments  # the row is not changed
+
+
+def test_arguments_that_are_no_object_are_refused_by_name_where_the_template_takes_one():
+    chat = chat_with(EACH.replace("BODY", CALLS.replace("call.arguments", "call.arguments | tojson")))
+    said = {"role": "assistant", "content": "x"}
+    for given in ("x = 1", "[1]"):
+        called = {**said, "tool_calls": [{**ADD, "arguments": given}]}
+        with pytest.raises(UserError, match=re.escape(f"call of the tool add must be a JSON object, got '{given}'")):
+            chat.render([*QUESTION, called, *QUESTION])
+    assert "xadd{}" in chat.render([*QUESTION, {**said, "tool_calls": [{**ADD, "arguments": ""}]}, *QUESTION])
+
+
+def test_an_end_token_that_an_answer_holds_itself_is_learned_once():
+    chat = chat_of("qwen2.5")
+    ids = [as_rollout(chat, "x", [(QUESTION, text)], chat.closing.end).ids for text in (" 0", " 0<|im_end|>")]
+    assert ids[0] == ids[1] and ids[0][-2:].count(chat.closing.end) == 1
 
 
 @pytest.mark.parametrize("content", ["42", [TEXT | {"text": "42"}]], ids=["text", "parts"])

@@ -1,6 +1,8 @@
 """What a task's code hands over: numbers of all kinds are rewards, and each mistake is one line."""
 
+import numpy as np
 import pytest
+import torch
 
 from minrl.dataflow import Example, Mistake, Reward, UserError
 from minrl.rewards.workers import Workers
@@ -38,6 +40,15 @@ def test_a_reward_that_is_made_of_no_numbers_is_a_line_that_names_its_place(valu
         reward_of("mine", reward, "7", EXAMPLE)
     line, place = str(refused.value), reward.__code__.co_firstlineno + 3
     assert line.startswith(WHERE + got) and line.endswith(f"(test_checked.py, line {place})")
+
+
+def test_whatever_is_a_number_is_a_reward_and_what_is_none_says_what_came():
+    made = paid(Reward(0.5, {"a": True, "b": np.int64(3), "c": torch.tensor(2)}))
+    assert paid(torch.tensor([0.5])).value == made.value == 0.5
+    assert all(type(one) is float for one in made.parts.values())
+    for value, said in ((None, "None"), ([1.0], r"\[1\.0\]"), ((one for one in ""), "generator")):
+        with pytest.raises(Mistake, match=said):
+            paid(value)
 
 
 def test_one_mistake_ends_the_run_before_step_1(policy, engine):

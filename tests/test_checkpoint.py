@@ -1,5 +1,6 @@
 """Checkpoints are whole or not there, and continue where they were made."""
 
+import json
 import os
 import shutil
 
@@ -11,18 +12,18 @@ from minrl.dataflow import TrainState, UserError
 from minrl.optimizer import make_optimizer
 from minrl.run import checkpoint
 from minrl.run.checkpoint import (
-    damage,
+    MOMENTS,
     discard_after,
-    find_checkpoint,
+    has_moments,
     hash_files,
-    last_saved,
+    is_whole,
     load_state,
-    newest_complete,
+    newest,
     restore_optimizer,
     save_checkpoint,
-    step_name,
     weights_sha256,
 )
+from minrl.run.folder import resolve_model, step_name
 from minrl.run.setup import load_policy
 from minrl.utils import files
 from tests.conftest import CPU
@@ -45,13 +46,14 @@ def step(policy, optimizer):
     optimizer.zero_grad()
 
 
-def save(folder, trained, number=3, keep=0):
-    return save_checkpoint(folder, *trained, TrainState(step=number), keep)
+def save(folder, trained, number=3, keep=0, **more):
+    state = TrainState(step=number, held_out=[[1, 0.5, 0.4, 0.6, 0.5]])  # of step 1 alone
+    return save_checkpoint(folder, folder, *trained, state, sized(keep_checkpoints=keep, **more))
 
 
 def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes):
     policy, optimizer = trained
-    path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0)
+    path = save_checkpoint(tmp_path, tmp_path, policy, optimizer, STATE, sized())
     assert path == tmp_path / "step_000003"
     other = load_policy(str(path), CPU, processes)
     fresh = make_optimizer(other, sized())
@@ -70,20 +72,19 @@ def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes):
 )
 def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(tmp_path, trained, said, name, harm):
     before, last = save(tmp_path, trained, 3), save(tmp_path, trained, 4)
-    assert newest_complete(tmp_path) == last and said == []
+    assert newest(tmp_path) == last and said == []
     content = (last / name).read_bytes()
     if harm == "gone":
         (last / name).unlink()
     else:
         (last / name).write_bytes(content[: len(content) // 2] if harm == "torn" else b"")
-    assert name in damage(last)
-    assert find_checkpoint(tmp_path) == before
-    assert len(said) == 1 and f"{last} is damaged ({damage(last)})" in said[0]
-    with pytest.raises(UserError, match=r"is damaged .* name the one before it|holds no complete checkpoint"):
-        find_checkpoint(last)
+    assert not is_whole(last) and resolve_model(str(tmp_path)) == str(before)
+    assert len(said) == 1 and f"{last} is damaged; going back" in said[0]
+    with pytest.raises(UserError, match=r"step_000004 is damaged: name the one before it"):
+        resolve_model(str(last))
 
 
-@pytest.mark.parametrize("moment", ["save_optimizer", "fsync"])
+@pytest.mark.parametrize("moment", ["save_file", "fsync"])
 def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, monkeypatch, moment):
     before = save(tmp_path, trained, 3)
 
@@ -95,8 +96,8 @@ def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, 
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, trained, 4, keep=1)
     assert list(tmp_path.iterdir()) == [before]
-    assert newest_complete(tmp_path) == before
-    assert save(tmp_path, trained, 4, keep=1) == newest_complete(tmp_path)
+    assert newest(tmp_path) == before
+    assert save(tmp_path, trained, 4, keep=1) == newest(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
 
 
@@ -129,13 +130,13 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_
 @pytest.mark.parametrize("keep", [0, 2])
 def test_the_newest_are_kept(tmp_path, trained, monkeypatch, keep):
     monkeypatch.setattr(checkpoint, "save_policy", lambda *given: None)  # what is in them does not
-    monkeypatch.setattr(checkpoint, "save_optimizer", lambda *given: None)
+    monkeypatch.setattr(checkpoint, "save_file", lambda *given: None)
     steps = [*range(1, 5), 999_999, 1_000_000]  # the last has a digit more: the order is that of numbers
     for count, number in enumerate(steps, 1):
-        save(tmp_path, trained, number, keep)
+        save(tmp_path, trained, number, keep, keep_best=False)
         kept = steps[:count][-keep:]
         assert {path.name for path in tmp_path.iterdir()} == {step_name(one) for one in kept}
-        assert newest_complete(tmp_path).name == step_name(number)
+        assert newest(tmp_path).name == step_name(number)
 
 
 def test_what_lies_beyond_the_step_that_is_resumed_is_removed(tmp_path, trained):
@@ -160,7 +161,7 @@ def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_of_one(tmp_path, tr
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, trained, 4, keep=1)
-    assert last_saved(tmp_path) == newest_complete(tmp_path) == tmp_path / "step_000004"
+    assert newest(tmp_path) == tmp_path / "step_000004"
     discard_after(tmp_path, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
 
@@ -178,9 +179,48 @@ def test_the_hash_of_a_file_is_that_of_its_tensors(tmp_path):
         assert hash_files(tmp_path / "1") != first
 
 
-def test_a_state_with_another_name_is_refused(policy, tmp_path):
-    path = save_checkpoint(tmp_path, policy, make_optimizer(policy, sized()), TrainState(step=1), keep=1)
-    state = path / "trainer.json"
-    state.write_text(state.read_text().replace('"skipped_steps"', '"skipped_stepr"'))
-    with pytest.raises(UserError, match=r"trainer.json is damaged: .*skipped_stepr"):
-        load_state(path)
+def moments(folder):
+    """Which checkpoints are there, and whether each has moments. All are whole."""
+    found = {int(path.name[-1]): path for path in sorted(folder.glob("step_*"))}
+    assert all(map(is_whole, found.values()))
+    return {number: has_moments(path) and (path / MOMENTS).exists() for number, path in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"keep": 0}, {1: True, 2: True, 3: True, 4: True}),
+        ({"keep": 0, "save_moments": "last"}, {1: False, 2: False, 3: True, 4: True}),
+        ({"keep": 3, "save_moments": "last"}, {1: False, 2: False, 3: True, 4: True}),
+        ({"keep": 2}, {1: False, 3: True, 4: True}),  # the best, which only its score keeps
+        ({"keep": 2, "keep_best": False}, {3: True, 4: True}),
+    ],
+)
+def test_moments_are_kept_of_the_newest(tmp_path, trained, settings, found):
+    for number in (1, 2, 3, 4):
+        save(tmp_path, trained, number, **settings)
+    assert moments(tmp_path) == found
+
+
+@pytest.mark.parametrize("moment", ["_remove_moments", "_write_state", "unlink"])
+def test_a_kill_while_moments_are_removed_leaves_whole_checkpoints_and_those_of_the_newest(
+    tmp_path, trained, monkeypatch, moment
+):
+    for number in (1, 2):
+        save(tmp_path, trained, number, save_moments="last")
+
+    def killed(place, *more):
+        if moment != "_write_state" or place == tmp_path / "step_000001":
+            raise KeyboardInterrupt
+        usual(place, *more)
+
+    usual = checkpoint._write_state
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path) if moment == "unlink" else checkpoint, moment, killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, trained, 3, save_moments="last")
+    assert moments(tmp_path) == {1: moment != "unlink", 2: True, 3: True}
+    save(tmp_path, trained, 4, save_moments="last")
+    assert moments(tmp_path) == {1: False, 2: False, 3: True, 4: True}
+    assert not (tmp_path / "step_000001" / MOMENTS).exists()
+    assert json.loads((tmp_path / "step_000001/trainer.json").read_text())["held_out"] == [[1, 0.5, 0.4, 0.6, 0.5]]

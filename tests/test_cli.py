@@ -65,13 +65,15 @@ def test_settings_go_through_flags_python_and_json():
 
 REFUSED = [
     ("--stps 5", r"unknown flag --stps: did you mean --steps\?"),
-    ("--hanoy.skill 0.5", "did you mean --hanoi.skill?"),
+    ("--hanoy.max-disks 3", "did you mean --hanoi.max-disks?"),
     (
         "--batch_size 8",
         "unknown flag --batch-size: --prompts-per-step is the number of prompts of a step",
     ),  # as another trainer has it
     ("--top-p 0.9", "completions are sampled from the whole distribution"),
     ("--device cp", "device must be one of auto, cpu, cuda, got 'cp': did you mean cpu?"),
+    ("--device gpu", "device must be one of auto, cpu, cuda, got 'gpu'$"),  # not: did you mean cpu?
+    ("--preflight false", "unknown flag false: a switch takes no value: --preflight, or --no-preflight"),
     ("--algorithm GRPO", "no algorithm 'GRPO': choose one of grpo, dr_grpo, .*: did you mean grpo"),
     ("--steps 1.5", "steps must be an integer, got '1.5'"),
     ("--learning-rate -1e-3", "learning_rate must be at least 0, got -0.001"),
@@ -79,6 +81,7 @@ REFUSED = [
 ]
 IN_FILES = [
     ("stps: 5", "unknown setting 'stps': did you mean steps"),
+    ("rollout: {group_size: 4}", "unknown setting 'rollout'$"),
     ("steps: true", "steps must be an integer, got True"),
     ("tasks: {countdown: {size: 5}}", "unknown option 'size' of countdown"),
     ("steps: [", "is not YAML"),
@@ -108,7 +111,9 @@ def test_flags_are_on_top_of_a_config_file_and_both_over_other_defaults(tmp_path
     command = parse(TrainerConfig, ["--steps", "9", f"--config={file}", "--group-size", "4"])
     given = TrainerConfig(steps=9, learning_rate=3e-4, group_size=4, stop_strings=("END",))
     assert (command.config, command.options["hanoi"].max_disks) == (given, 3)
-    assert command.given == ["--steps", "--group-size", "--config"]
+    assert command.given == {"steps", "group_size", "config"}
+    file.write_text("lora_alpha: 64\n")  # which is read only with --lora-rank
+    assert parse(TrainerConfig, [f"--config={file}", "--lora-rank", "8"]).config.lora_alpha == 64
     options = {"hanoi": dataclasses.replace(HANOI, max_disks=5, min_disks=2)}
     other = command.over({"group_size": 2, "learning_rate": 1.0, "seed": 1}, options)
     assert other.config == given.with_settings(seed=1)
@@ -139,7 +144,7 @@ def help_of(capsys, cls, *flags):
 def test_help_shows_defaults_algorithms_and_the_options_of_the_named_tasks_and_help_all_everything(capsys):
     page = help_of(capsys, TrainerConfig, "--task", "hanoi", "--help")
     assert re.search(r"\n  --steps INT +Training steps \[150\]\n", page) and "grpo, dr_grpo," in page
-    assert "--hanoi.skill" in page and "--countdown.max-number" not in page and "--judge-model" not in page
+    assert "--hanoi.max-disks" in page and "--countdown.max-number" not in page and "--judge-model" not in page
     page = " ".join(help_of(capsys, TrainerConfig, "--help-all").split())
     options = [f"{task}.{name}" for task, one in OPTIONS.items() for name in settings_of(one)]
     assert [name for name in [*DEFAULTS, *options] if flag_of(name) not in page] == []

@@ -197,6 +197,14 @@ def test_of_rows_with_one_id_the_last_counts(tmp_path):
     assert len(texts) == 40 and "Another." in texts and "Problem 3." not in texts
 
 
+def test_a_file_is_the_prompt_and_has_the_question_in_its_place(tmp_path):
+    (tmp_path / "plain.prompt").write_text("Q: {problem}\nA:\n")
+    options = CodeOptions(prompt=str(tmp_path / "plain.prompt"), held_out_share=1.0)
+    (example,) = load_task("code", {"code": options}, rows_file(tmp_path, SMALLEST)).dataset.held_out
+    assert example.prompt.startswith(f"Q: {SMALLEST['text']}\n\nIt must pass this test:")
+    assert example.prompt.endswith("```\nA:")
+
+
 def test_the_prompt_shows_the_first_assert_and_no_other(tmp_path):
     path = rows_file(tmp_path, *numbered_rows(range(40)))
     prompt = json.dumps(load_task("code", data_path=path).dataset.train[0].prompt)

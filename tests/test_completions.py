@@ -1,5 +1,6 @@
 """Scoring completions that somebody already has: one row out for each row in, in order, and no model."""
 
+import inspect
 import json
 
 import pytest
@@ -50,26 +51,12 @@ def test_a_bad_row_is_null_and_says_why_and_the_others_are_scored(score, line, m
     assert rows[0]["reward"] == rows[2]["reward"] == 1.0
 
 
-def test_odd_line_separators_inside_a_completion_split_no_row(score):
-    counts, rows = score(row(f"a\u2028b\u0085c\x1c {RIGHT}"), row(WRONG))
-    assert counts == Counts(2, 1, 0)
-    assert [r["reward"] for r in rows] == [1.0, 0.1]
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"x": 1e308, "y": [1.5, 10**30], "é": "é/\ud800"},
-        {"given": {"reward": 3}},
-        {"given": {"reward": 3}, "error": "mine", "solved": "no", "parts": [1]},
-    ],
-)
-def test_what_a_row_holds_is_kept_apart_from_the_verdict(score, own):
-    before = json.loads(row(RIGHT)) | own
-    _, (first,) = score(json.dumps(before))
-    assert first["reward"] == 1.0 and first["solved"] is True
-    others = {name: value for name, value in first.items() if name not in ("reward", "solved", "parts", "given")}
-    assert {**others, **first.get("given", {})} == before
+def test_a_row_keeps_what_it_holds_but_an_earlier_verdict(score):
+    own = {"x": 1e308, "y": [1.5, 10**30], "é": "é", "z": "a\u2028b"}
+    earlier = {"reward": 0.25, "solved": False, "parts": [1], "error": "none"}
+    _, (first,) = score(row(RIGHT, **own, **earlier))
+    assert first == {**json.loads(row(RIGHT, **own)), "reward": 1.0, "solved": True, "parts": first["parts"]}
+    assert first["parts"] != earlier["parts"]
 
 
 def test_the_file_of_the_completions_is_not_written_over(tmp_path):
@@ -113,9 +100,20 @@ def test_a_file_of_which_nothing_could_be_scored_is_an_error_that_says_why(tmp_p
     assert "error" not in said
 
 
-def test_a_completion_may_be_a_message_of_the_assistant_alone(score):
-    said = {"role": "assistant", "content": RIGHT}
-    lines = [row([said]), row([{**said, "role": "user"}]), row([{**said, "tool_calls": [{}]}]), row([said, said])]
-    counts, rows = score(*lines)
-    assert counts == Counts(4, 1, 3) and rows[0]["completion"] == [said]
-    assert all("`completion` must be a string, got list" in one["error"] for one in rows[1:])
+def trl_pays_what_copies_no_question(completions, prompts, **_):
+    """As TRL calls it for chat prompts: lists of messages."""
+    pairs = zip(completions, prompts, strict=True)
+    return [float(said[0]["content"] not in asked[-1]["content"]) for said, asked in pairs]
+
+
+def test_a_reward_is_given_the_prompt_of_the_row_in_the_form_of_a_run(tmp_path):
+    prompt = [{"role": "user", "content": "Is 7 prime?"}]
+    (tmp_path / "copies.py").write_text(inspect.getsource(trl_pays_what_copies_no_question))
+    rows = [{"prompt": prompt, "completion": text} for text in ("Is 7 prime?", "yes")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    task = load_task(f"{tmp_path}/copies.py:trl_pays_what_copies_no_question", data_path=str(tmp_path / "in.jsonl"))
+    workers = Workers(1, 120.0)
+    counts = score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", workers)
+    workers.close()
+    assert counts == Counts(2, 1, 0)
+    assert [json.loads(line)["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [0.0, 1.0]

@@ -13,12 +13,12 @@ from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Job, Mistake, Reward, UserError
 from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.rewards.groups import run_grouped
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.workers import Workers
-from minrl.run.records import next_steps
 from minrl.run.run import Run
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task
-from minrl.tasks.custom import trl_rewards
+from minrl.tasks.conventions import trl_arguments, trl_rewards
 from minrl.tasks.programs import files_outside, programs
 from minrl.tasks.task import Sampled, Task, split
 from minrl.utils.cli import from_dict, to_dict
@@ -162,9 +162,8 @@ def test_the_later_of_two_tasks_of_one_name_takes_it():
     first, second = (Task(rows, lambda text, row, paid=paid: paid) for paid in (0.25, 0.75))
     config, _ = (sized(task=one) for one in (first, second))
     assert load_task(config.task).reward("", Example("1", "?", {})) == 0.75
-    run = Run("a", config, {}, Path("runs/a"), Path("checkpoints/a"))
+    run = Run(Path("runs/a"), Path("checkpoints/a"), config, {})
     assert "in the program of this task" in run.resume_command  # no command finds it
-    assert not any(line.startswith("evaluate:") for line in next_steps(run, Path("checkpoints/a/step_000001")))
 
 
 def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_count_once(make):
@@ -172,6 +171,12 @@ def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_cou
     task = make(QUIZ, [*SUMS, *others, *SUMS[:3]])
     assert len(examples(task)) == 80
     assert not {one.prompt for one in task.dataset.train} & {one.prompt for one in task.dataset.held_out}
+
+
+def test_nan_in_a_row_is_a_missing_value(make, said):
+    rows = [*SUMS, {"question": "?", "answer": float("nan")}, {"question": float("nan"), "answer": "7"}]
+    assert [one["answer"] for one in examples(make(QUIZ, rows)) if one.prompt == "?"] == [None]
+    assert "1 of 42 rows left out: row 42: lacks question" in said[0]
 
 
 def test_a_row_that_cannot_be_used_is_named_with_its_column(make, said):
@@ -244,6 +249,18 @@ def test_a_reward_may_be_a_coroutine_with_a_client_that_is_kept(make):
     assert len(sys.modules["mine_task"].seen) == 1
 
 
+class Here:
+    """Workers without processes."""
+
+    def run(self, jobs):
+        return [call(job) for job in jobs]
+
+
+def paid_together(task, *completions):
+    """What the task pays for completions of one prompt."""
+    return run_grouped([("prompt", task.reward_job(text, examples(task)[0])) for text in completions], Here())
+
+
 # Rewards of TRL and verl
 
 
@@ -259,9 +276,12 @@ PAID_THERE = [
     ("import functools\nit = functools.partial(lambda w, completions, **c: [w], 0.5)", TRL_ROWS, Reward(0.5)),
     ("def a(completions, **c): return [1.0]\ndef b(completions, **c): return [-1.0]\n"
      "def none(completions, **c): return [None]\nit = [(a, 0.5), b, none]",
-     TRL_ROWS, Reward(-0.5, {"a": 1.0, "b": -1.0})),
+     TRL_ROWS, Reward(-0.5, {"a": 1.0, "b": -1.0}, maximum=1.5)),
     ("from functools import partial\ndef f(w, completions, **c): return [w]\nit = [partial(f, 0.25), partial(f, 0.5)]",
-     TRL_ROWS, Reward(0.75, {"f_1": 0.25, "f_2": 0.5})),
+     TRL_ROWS, Reward(0.75, {"f_1": 0.25, "f_2": 0.5}, maximum=2.0)),
+    ("import math\ndef it(completion_ids, **columns): return [len(completion_ids[0]) / 4]\n"
+     "it = [it, lambda completions, **c: [math.nan]]", TRL_ROWS, Reward(0.5, {"it": 0.5})),
+    ("import numpy as np\ndef it(prompts, completions, **columns): return np.array([0.5])", TRL_ROWS, Reward(0.5)),
     ("def it(completions, completion_ids, trainer_state, log_metric, **columns):\n"
      "    log_metric('tokens', len(completion_ids[0]))\n    return [trainer_state.global_step / 10]",
      TRL_ROWS, Reward(0.3, {"tokens": 2.0})),
@@ -278,25 +298,20 @@ def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path):
         data.write_text("\n".join(map(json.dumps, rows)))
         task = make(text, name=f"mine{number}", data_path=str(data))
         seven = next(one for one in examples(task) if one.prompt == "7?")
-        jobs.append(task.reward_job(Sampled.of("7", [5, 2], 3), seven))
+        jobs.append((number, task.reward_job(Sampled.of("7", [5, 2], 3), seven)))
     workers = Workers(1, 120.0)
     try:
-        assert workers.run(jobs) == [paid for *_, paid in PAID_THERE]
+        assert run_grouped(jobs, workers) == [paid for *_, paid in PAID_THERE]
     finally:
         workers.close()
 
 
 def test_a_function_of_trls_form_is_given_what_trl_gives():
-    def reward(**given):
-        seen.update(given)
-        return [None, 2.5]
-
-    seen, chat = {}, [{"role": "user", "content": "?"}]
-    rows = [Example("", chat, {"answer": n, "level": "easy"}) for n in (1, 2)]
-    texts = [Sampled.of("1", [7, 2], 4), Sampled.of("\u00fc", [8, 9, 2], 4)]
-    assert trl_rewards(reward, texts, rows, {}) == [None, 2.5]
-    assert seen.pop("trainer_state").global_step == 4 and {"log_extra", "log_metric"} <= seen.keys()
-    assert {name: value for name, value in seen.items() if not name.startswith("log_")} == {
+    chat = [{"role": "user", "content": "?"}]
+    rows = [Example("", chat, {"answer": n, "level": "easy", "prompt": "?", "completion": "a"}) for n in (1, 2)]
+    seen = trl_arguments([Sampled.of("1", [7, 2], 4), Sampled.of("\u00fc", [8, 9, 2], 4)], rows)
+    assert seen.pop("trainer_state").global_step == 4
+    assert seen == {
         "prompts": [chat, chat],
         "completions": [[{"role": "assistant", "content": text}] for text in ("1", "\u00fc")],
         "completion_ids": [[7, 2], [8, 9, 2]],
@@ -306,16 +321,18 @@ def test_a_function_of_trls_form_is_given_what_trl_gives():
 
 
 def test_none_of_all_rewards_makes_a_completion_unscorable_and_no_mistake(make, tmp_path):
-    text = "def it(completions, **columns): return [None]"
+    text = "def it(completions, **columns): return [None, float('nan'), 0.5]"
     task = make(text, TRL_ROWS, data_path=str(tmp_path / "rows.jsonl"))
-    failure = call(task.reward_job("7", examples(task)[0]))
-    assert isinstance(failure, Failure) and failure.reason.strip().endswith("it does not apply to the row")
+    none, nan, half = paid_together(task, "7", "8", "9")
+    assert half == Reward(0.5)
+    for failure in (none, nan):
+        assert isinstance(failure, Failure) and failure.reason.endswith("it does not apply to the row")
 
 
 @pytest.mark.parametrize("paid", [1.0, [1.0, 1.0], "1"])
 def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
     with pytest.raises(Mistake, match="must return a list of 1, one of each"):
-        trl_rewards(lambda **given: paid, ["text"], [Example("", "?", {})], {})
+        trl_rewards(lambda **given: paid, ["text"], [Example("", "?", {})], [{}])
 
 
 @pytest.mark.parametrize(
@@ -323,7 +340,9 @@ def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
     [
         (SCORE + "1", [{"prompt": "?", "data_source": "a"}], "lacks reward_model"),
         *((f"def a(completions): return [1]\nit = {pair}", [], "it is no task, and .* name a reward of TRL's form")
-          for pair in ("[(a, '0.2')]", "[(a, 1, 2)]", "[]")),
+          for pair in ("[]",)),
+        *((f"def a(completions): return [1]\nit = {pair}", [], f"is no task, because its member 2 is {wrong}, and")
+          for pair, wrong in (("[a, (a, '0.2')]", r"\(<.*, '0.2'\)"), ("[a, (a, 1, 2)]", r"\(<.*\)"), ("[a, 3]", "3"))),
         ("def it(text): return 1", [], "it is no task, and .*mine_task.py has none"),
     ],
 )  # fmt: skip

@@ -9,9 +9,8 @@ from crew import crew
 from minrl.models import distributed
 from minrl.models.distributed import LostPeer, Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.sharding import gather_weights
+from minrl.models.sharding import gather_weights, sharded_policy
 from minrl.policy import as_policy
-from minrl.run.setup import sharded_policy
 from tests.parsed import sized
 
 LIMIT_S = 4.0

@@ -110,7 +110,7 @@ def test_adapters_are_merged_and_in_bfloat16_the_gap_is_small():
         for weight in each.parameters():
             weight.data = weight.data.bfloat16().float()
     Adapters(model, sized(lora_rank=2, lora_alpha=4), "base", seed=0)
-    assert model.get_input_embeddings().weight.dtype == torch.bfloat16  # frozen weights are held so
+    assert model.model.layers[0].mlp.up_proj.base_layer.weight.dtype == torch.bfloat16  # frozen weights are held so
     for path, weight in model.named_parameters():
         if "lora_B" in path:
             weight.data.normal_(std=0.2)

@@ -33,7 +33,7 @@ NAMED = {
 """Values of names, paths and what else no rule finds."""
 
 PARTNERS = {
-    **{name: {"lora_rank": 8} for name in ("lora_alpha", "lora_target_modules", "lora_checkpoint")},
+    **{name: {"lora_rank": 8} for name in ("lora_alpha", "lora_target_modules", "lora_checkpoint", "lora_serve")},
     **{name: {"judge_model": "judge"} for name in ("judge_base_url", "judge_prompt")},
     "engine": {}, "teacher_weight": {"teacher_id": "far/model"},
     "engine_urls": {"engine": "vllm-server", "engine_weights_dir": "/weights"},
@@ -77,10 +77,16 @@ def config_of(changes):
     return parse(module.TrainerConfig, []).config
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "tools"])
 def test_an_edited_default_is_the_runs(name):
     value = other(name)
     assert getattr(config_of({name: value, **PARTNERS.get(name, {})}), name) == value
+
+
+def test_edited_tools_are_in_the_name_of_the_task(tmp_path):
+    (tmp_path / "edited_tools.py").write_text("def add(a: int) -> int:\n    return a\n")
+    found = config_of({"tools": f"{tmp_path}/edited_tools.py:add"})
+    assert (found.task, found.tools) == (f"countdown+{tmp_path}/edited_tools.py:add", "")
 
 
 def test_a_run_is_repeated_from_its_config_with_what_followed_from_the_size(tmp_path):
@@ -95,11 +101,11 @@ def test_a_run_is_repeated_from_its_config_with_what_followed_from_the_size(tmp_
 
 
 def test_a_task_in_a_file_that_is_the_edited_default_is_found_from_any_folder(tmp_path, monkeypatch):
-    (tmp_path / "quiz.py").write_text(
+    (tmp_path / "edited_quiz.py").write_text(
         "from minrl import task\n@task(data=[], prompt='a')\ndef quiz(text, row): return 1.0\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert config_of({"task": "quiz.py:quiz"}).task == f"{tmp_path}/quiz.py:quiz"
+    assert config_of({"task": "edited_quiz.py:quiz"}).task == f"{tmp_path}/edited_quiz.py:quiz"
 
 
 def test_after_the_table_of_sizes_no_setting_is_none():

@@ -14,7 +14,6 @@ from minrl.engines.torch_engine import (
     footprint,
     mix,
     sample,
-    seed_after,
     uniforms,
 )
 from minrl.models.loading import word_tokenizer
@@ -287,14 +286,6 @@ def test_a_completion_is_reported_after_its_last_step_and_each_step_is(engine):
     requests = [Request([5, 6], seed, length) for seed, length in enumerate(lengths)]
     engine.generate(requests, NO_STOP, on_end=lambda ended: told.append([index for index, _ in ended]))
     assert told == [[1], [], [0, 3], [], [2]]
-
-
-def test_a_completion_goes_on_where_it_was_left(engine):
-    for tokens, seed in ((1, 0), (7, 2**63 - 1)):
-        (whole,) = engine.generate([Request([5, 6], seed, 12)], NO_STOP)
-        continued = Request([5, 6, *whole.ids[:tokens]], seed_after(seed, tokens), 12 - tokens)
-        (rest,) = engine.generate([continued], NO_STOP)
-        assert whole.ids[:tokens] + rest.ids == whole.ids
 
 
 def test_a_stop_token_at_the_limit_is_a_stop_and_not_a_truncation(engine):

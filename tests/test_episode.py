@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from minrl.dataflow import SOLO, Example, Job, Reward, Turn
-from minrl.rewards.episode import Play
+from minrl.rewards.episode import Play, first_message
 from minrl.rewards.workers import Failure
 from minrl.tasks import Dataset, Task
 
@@ -21,6 +21,17 @@ def played(episode, *answers):
         if answer is None or play.pending is not None:
             play.advance(answer)
     return play
+
+
+def test_the_first_message_is_that_of_the_first_turn_or_the_examples_prompt():
+    def first(*steps):
+        return first_message(
+            Task(Dataset([], [EXAMPLE]), None, episode=lambda example, rng: (yield from steps)), EXAMPLE
+        )
+
+    assert first(Turn(SOLO, "first")) == "first"
+    assert first(Job(float, ("0.5",))) == first(Turn(SOLO, "other", frozen=True)) == first(1) == "one"
+    assert first_message(Task(Dataset([], [EXAMPLE]), lambda text, example: 0.0), EXAMPLE) == "one"
 
 
 def returns(value):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import make_dataclass
 
 import pytest
@@ -10,6 +11,8 @@ from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.models import runs_behind
 from minrl.evaluate.run import prepared
+from minrl.sft.config import SftConfig
+from minrl.sft.demonstrations import fingerprint
 from minrl.tasks import find_definition, load_task
 from minrl.utils.cli import parse
 from minrl.utils.files import read_json
@@ -98,7 +101,7 @@ def test_problems_of_the_runs_behind_a_run_are_refused(trained, tmp_path, role, 
     first = trained("first", 0.2)
     trained("second", 0.5)
     assert not checked("--checkpoint", "second")
-    edited(tmp_path, "second", {role: {"path": str(first / "step_000001")}})
+    edited(tmp_path, "second", {role: {"path": str(first / "step_000001"), "run": "../first"}})
     for _ in ("as it is", "without the checkpoint"):
         with pytest.raises(UserError, match="are among those that first was trained on"):
             checked("--checkpoint", "second")
@@ -107,18 +110,36 @@ def test_problems_of_the_runs_behind_a_run_are_refused(trained, tmp_path, role, 
     assert f"second {came} {first}/step_000001, whose run is not there" in checked("--checkpoint", "second")
 
 
-def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path):
+SUMS = """
+from minrl import task
+
+QUESTIONS = [{"question": f"What is the sum of the first {n} odd positive integers?"} for n in range(20)]
+
+@task(data=QUESTIONS, prompt="question", held_out=0.5)
+def sums(completion, row):
+    return 1.0
+"""
+
+
+def test_rows_that_a_run_was_fine_tuned_on_are_refused_in_whatever_words(trained, tmp_path):
     trained("one")
+    (tmp_path / "asked_sums.py").write_text(SUMS)
+    prompt = load_task(f"{tmp_path}/asked_sums.py:sums").dataset.held_out[0].prompt
+    worded = f"User: {prompt.upper()} Answer in a word.\nAssistant: <think>"
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": even(place, 0.2).held_out[0].prompt, "response": "1"}) + "\n")
-    edited(tmp_path, "one", data=str(rows), program="sft")  # with its task it left out what the task holds out
-    assert not checked("--checkpoint", "one")
-    edited(tmp_path, "one", task="")
-    alone = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even"]
-    with pytest.raises(UserError, match=r"problems of even are among those in .*rows.jsonl, which one was fine-tuned"):
-        checked(*alone)
-    edited(tmp_path, "one", max_examples=1)
-    assert "are among the rows in" in checked(*alone)  # of which it was trained on some alone
+    rows.write_text("".join(json.dumps({"prompt": said, "response": "1"}) + "\n" for said in (prompt, "other", worded)))
+    edited(tmp_path, "one", data=str(rows), program="sft", task="")
+    alone = ["--checkpoint", "one", "--task", f"{tmp_path}/asked_sums.py:sums"]
+    with pytest.raises(UserError, match=r"1 of the \d+ problems of sums are among those that one was trained on"):
+        checked(*alone)  # the run was stopped before it noted its rows
+    noted = tmp_path / "runs/one/data.json"
+    config = SftConfig(data=str(rows))
+    for numbers, leaks in (([1], True), ([2], False), ([2, 3], True)):
+        noted.write_text(json.dumps({"sha256": fingerprint(config), "trained_on": numbers}))
+        with pytest.raises(UserError, match="1 of the") if leaks else nullcontext():
+            assert not checked(*alone)
+    rows.write_text(rows.read_text() * 2)
+    assert "rows.jsonl has changed since" in checked(*alone)
     rows.unlink()
     assert "rows.jsonl, which it was fine-tuned on, is not there" in checked(*alone)
 

@@ -15,19 +15,23 @@ import torch
 from together import together
 
 from minrl.__main__ import main
-from minrl.dataflow import Reward, TrainState
+from minrl.batch import make_batch
+from minrl.dataflow import Example, Reward, TrainState, UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.workers import Workers
 from minrl.run.setup import Parts
 from minrl.sft import expert_iteration
 from minrl.sft.config import ExpertIterationConfig
-from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round
-from minrl.sft.step import mean_loss_and_entropy
+from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, training_examples
+from minrl.tasks.held_out import held_out_problems
+from minrl.tasks.task import Dataset
 from minrl.tracking import session as logger
+from minrl.update import current_logprobs
 from tests.forked import Forked
 from tests.killing import killed_at
 from tests.parsed import sized
 from tests.say_sevens import SAY_SEVENS, TASK
+from tests.test_held_out import LONG, SHORT
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = """--threads 1 --device cpu --rounds 3 --examples-per-round 8 --sample-batch-size 4 --samples-per-example 8
@@ -107,27 +111,34 @@ def test_a_round_makes_what_it_trains_on_likelier(policy, make_rollout):
     config = sized(learning_rate=1e-2, warmup_steps=0)
     parts = object.__new__(Parts)  # of which a round reads these
     vars(parts).update(policy=policy, config=config, state=TrainState(step=1))
-    before, _ = mean_loss_and_entropy(policy, kept, 16384)
+
+    def loss():
+        return -current_logprobs(policy, make_batch(kept, torch.zeros(4)), config, temperature=1.0).mean().item()
+
+    before = loss()
     fine_tune_round(parts, ExpertIterationConfig(batch_size=2, epochs_per_round=4.0), kept)
-    after, _ = mean_loss_and_entropy(policy, kept, 16384)
-    assert after < 0.6 * before, (before, after)
+    assert loss() < 0.6 * before, (before, loss())
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(2, 4), (3, 6)])
-def test_each_kept_completion_is_trained_on_where_the_processes_do_not_divide_the_batch(
-    make_policy, make_rollout, monkeypatch, count, batch_size
-):
+def test_a_round_trains_on_each_kept_completion_in_batches_of_which_the_last_is_short(make_rollout, monkeypatch):
     kept, seen = [make_rollout([1], [n]) for n in range(5, 25)], []
-    monkeypatch.setattr("minrl.sft.step.accumulate", lambda policy, mine, _: seen.extend(mine) or torch.ones(3))
-    monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_: 0.0)
+    metrics = {"sft/loss": 1.0, "sft/entropy": 1.0, "policy/skipped_steps": 0.0}
+    monkeypatch.setattr(expert_iteration, "make_optimizer", lambda *_: None)
+    monkeypatch.setattr(expert_iteration, "sft_step", lambda p, o, drawn, *_: seen.append(drawn) or metrics)
+    parts = object.__new__(Parts)
+    vars(parts).update(policy=None, config=sized(), state=TrainState(step=1))
+    fine_tune_round(parts, ExpertIterationConfig(batch_size=6), kept)
+    assert sorted(one.ids for drawn in seen for one in drawn) == [one.ids for one in kept]
+    assert [len(drawn) for drawn in seen] == [6, 6, 6, 2]
 
-    def train(policy):
-        parts = object.__new__(Parts)
-        vars(parts).update(policy=policy, config=sized(), state=TrainState(step=1))
-        return fine_tune_round(parts, ExpertIterationConfig(batch_size=batch_size), kept)
 
-    together(count, lambda member: replace(make_policy(), processes=member), train)
-    assert sorted(one.ids for one in seen) == [one.ids for one in kept]  # batches of four, or of six and a last of two
+def test_no_example_or_completion_that_shows_a_held_out_problem_is_trained_on(sevens):
+    shown = Example("again", f"Two problems. 1. {SHORT} 2. {LONG}", {})
+    free, held_out = Example("free", SHORT, {}), Example("held", f"Solve: {LONG}", {"problem": LONG})
+    task = replace(sevens, dataset=Dataset([free, shown], [held_out]))
+    assert training_examples(task, held_out_problems(task)) == [free]
+    with pytest.raises(UserError, match="all training examples show a held-out problem"):
+        training_examples(replace(task, dataset=Dataset([shown], [held_out])), held_out_problems(task))
 
 
 def test_each_round_trains_and_is_measured(uninterrupted):
@@ -188,7 +199,7 @@ def round_of(policy, task, settings):
     name = settings.task
     vars(parts).update(policy=policy, config=settings.trainer, state=TrainState(step=1), tasks={name: task})
     vars(parts).update(engine=TorchEngine(policy), workers=Workers(1, deadline_s=120.0))
-    return [(one.example_id, one.ids) for one in sample_round(parts, settings)[1].rollouts]
+    return [(one.example_id, one.ids) for one in sample_round(parts, settings, task.dataset.train)[1].rollouts]
 
 
 @pytest.mark.parametrize("asked", [4, 480])

@@ -50,7 +50,7 @@ def test_pass_at_1_and_its_interval_are_of_the_same_share_where_examples_have_un
 def test_a_model_that_lacks_samples_is_reported_beside_the_others(tmp_path):
     # A solves the second and the fourth of four examples. B has three samples of one example, which it solves: enough
     # for pass@2, too few for pass@4.
-    examples = [Example(f"e{number}", "p", {}, {"c": "d"}) for number in range(4)]
+    examples = [Example(f"e{number}", "p", {}, {"c": str(number // 2)}) for number in range(4)]
     task = Task(Dataset([], examples), lambda said, example: Reward(0.0))
     a, b = (Cell(NamedModel(name, name), "t", task, examples, {SAMPLED: 4, GREEDY: 1}, {}, {}) for name in ("A", "B"))
 
@@ -64,5 +64,10 @@ def test_a_model_that_lacks_samples_is_reported_beside_the_others(tmp_path):
     lines = [line.split(" | ") for line in (tmp_path / "summary.md").read_text().splitlines()]
     shown = {name: next(line for line in lines if line[0] == f"| {name}") for name in ("A", "B")}
     assert [list(result["pass@k"]) for result in summary["results"]] == [["1", "2", "4"], ["1", "2"]]
+    # By category: of A's examples 0 and 1, one is solved by all of its samples; B has one example of the first one.
+    (first, _), (of_b,) = ([*result["by_category"].values()] for result in summary["results"])
+    assert (first["pass@1"], first["pass@k"]["4"]["value"], first["examples"]) == (0.5, 0.5, 2)
+    assert (of_b["pass@k"]["2"]["value"], list(of_b["pass@k"])) == (1.0, ["1", "2"])
+    assert ["| c=0", "2", "50.0% (0.0% to 100.0%)", "- |"] in lines  # pass@4, which B has too few samples for
     assert shown["B"][1].startswith("100.0%") and shown["B"][2] == "-" and shown["A"][2].startswith("50.0%")
     assert not summary["complete"] and summary["results"][1]["missing"] == 17

@@ -14,6 +14,7 @@ from minrl.__main__ import main
 from minrl.dataflow import UserError
 from minrl.models.loading import count_weights, load_model, save_model
 from minrl.run.checkpoint import weights_sha256
+from minrl.run.folder import RunFolder
 from minrl.run.setup import load_policy
 from minrl.tasks import TASK_DEFINITIONS
 from tests.conftest import CPU
@@ -213,7 +214,8 @@ def trained(file, sevens, tmp_path, monkeypatch):
 
 def test_a_run_from_a_file_resumes_and_refuses_another_in_its_place(trained, file, tmp_path, processes):
     status, record = trained("--kl-coef", "0.01")
-    assert status == 0 and record["config"]["model_id"] == record["models"]["start model"]["path"] == str(file)
+    assert status == 0 and record["config"]["model_id"] == str(file)
+    assert RunFolder(tmp_path / "runs/r").models["start model"]["path"] == str(file)
     start = load_policy(str(file), CPU, processes)
     assert record["models"]["start model"]["weights_sha256"] == weights_sha256(start)
     saved = tmp_path / "checkpoints" / "r" / "step_000002"

@@ -28,10 +28,10 @@ def test_whole_towers_are_posed_by_height_and_the_highest_are_held_out():
     shown = Example("", "", {"pegs": "012", "board": ["0"] * 2, "goal": "2"})
     assert states[0] == "Initial state: [[2, 1], [], []]" and task.reward(states[1], shown).solved
     # The answer to one tower begins that to the one with two more disks: hold out lower ones, and they are shown.
-    answers = [task.shortest_answer(example)[:-10] for example in task.dataset.train[:6]]
+    answers = [task.solution(example)[:-10] for example in task.dataset.train[:6]]
     assert [answers[n + 2].startswith(answers[n]) for n in range(4)] == [True] * 4
     for example in (*task.dataset.train, *task.dataset.held_out):
-        assert task.reward(task.shortest_answer(example), example).solved
+        assert task.reward(task.solution(example), example).solved
 
 
 @pytest.mark.parametrize(

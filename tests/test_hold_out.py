@@ -38,7 +38,7 @@ def said_in(task: Task) -> str:
     """What demonstrations say, and answers to the training examples that they are of."""
     said = []
     for example, turns in played(task):
-        said += [text for _, text in turns] + ([task.shortest_answer(example)] if task.shortest_answer else [])
+        said += [text for _, text in turns] + ([task.solution(example)] if task.solution else [])
     return "\n".join(said)
 
 
@@ -49,8 +49,8 @@ def test_no_held_out_prompt_and_no_held_out_answer_stands_in_what_is_trained_on(
         prompts = {text_of(example.prompt) for example in task.dataset.train}
         prompts |= {shown for _, turns in played(task) for shown, _ in turns}
         assert not prompts & {text_of(example.prompt) for example in task.dataset.held_out}
-    if task.shortest_answer:
-        said, answers = said_in(task), [task.shortest_answer(example) for example in task.dataset.held_out]
+    if task.solution:
+        said, answers = said_in(task), [task.solution(example) for example in task.dataset.held_out]
         seen = [answer for answer in answers if answer.removeprefix("<think> </think> ") in said]
         assert not seen, f"{len(seen)} of {len(answers)} held-out answers: {seen[:3]}"
 
@@ -89,8 +89,8 @@ def hanoi_answers() -> tuple[list[tuple[Example, str]], list[tuple[Example, str]
     """What is shown, of demonstrations and of shortest answers to training problems; the held-out shortest answers."""
     task = load_task("hanoi", {"hanoi": HANOI})
     shown = [(example, turns[0][1]) for example, turns in played(task)]
-    shown += [(example, task.shortest_answer(example)) for example in task.dataset.train[:1000]]
-    return shown, [(example, task.shortest_answer(example)) for example in task.dataset.held_out]
+    shown += [(example, task.solution(example)) for example in task.dataset.train[:1000]]
+    return shown, [(example, task.solution(example)) for example in task.dataset.held_out]
 
 
 def test_hanoi_passes_through_no_board_of_a_held_out_answer():

@@ -25,10 +25,10 @@ ROOMS = [
 
 FILES_OF_THEIR_OWN = {room for room in ROOMS if "." in room}
 
-EVENING = 3000
+EVENING = 3100
 """Lines of the modules right in minrl/: whoever reads them has read the algorithm and its settings."""
 
-PACKAGE = 28520
+PACKAGE = 28158
 """Lines of the package. Every change that lowers them lowers this number."""
 
 
@@ -92,8 +92,8 @@ def test_the_algorithm_is_one_evenings_reading():
 
 def configs():
     """Every class of settings."""
-    for program in PROGRAMS.values():
-        module, _, name = program.config.rpartition(".")
+    for config, _, _ in PROGRAMS.values():
+        module, _, name = config.partition(":")
         yield getattr(import_module(module), name)
     yield from option_classes([*TASK_DEFINITIONS, *TOOLS]).values()
 

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 from together import together
@@ -14,9 +15,10 @@ from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Job, Reward, Turn, UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.completions import Counts, score_file
-from minrl.rewards.judge import Judge, JudgeError, instructions, judged, open_judge, parse_score, with_part
+from minrl.rewards.judge import Judge, instructions, judged, open_judge, scores_of, with_part
+from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
-from minrl.run.checkpoint import newest_complete
+from minrl.run.checkpoint import newest
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
 from tests.chat_server import ChatServer, answer
@@ -70,25 +72,25 @@ def judge_reward(judge, completion, example=EXAMPLE, reward=Reward(1.0)):  # noq
         ("> ## Final Score: 7/10.", 0.7),
         ("Score: 7\nSCORE: 7.0", 0.7),
         ("1. Right.\n2. (Score: $7$)", 0.7),
-        ("Score: 7 out of 10", 0.7),
+        ("<think>\nScore: 6? No.\nScore: 6\n</think>\nScore: 8", 0.8),  # the judge's thoughts are no verdict
+        ("Score: 3\nhm\n</think>\n\nScore: 8", 0.8),  # of which the prompt opened the first
+        ('It opens "<think>" and never closes it.\nScore: 7', 0.7),
     ],
 )
 def test_the_score_is_the_last_line(reply, score):
-    assert parse_score(reply) == pytest.approx(score)
+    assert scores_of(reply, []) == {"": pytest.approx(score)}
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        "", "7", "Score: 11", "Score: -1", "Score: 7/5", "Score: nan", "Score: ٣", "Score: 7\nThat is all.",
-        "score: 9\nScore: 2", "**Score: 0**\nScore: 10", "> Score: 0\nScore: 10", "Final Score: 0\nScore: 10",
-        "Sc\u200bore: 0\nScore: 10", "- Score\uff1a 2\nScore: 5", "1. Score: 2\nScore: 5",
-        "(Score: 2)\nScore: 5", "$Score: 2$\nScore: 5",
+        "", "7", "Score: 11", "Score: -1", "Score: 7/5", "Score: nan", "Score: \u0663", "Score: 7\nThat is all.",
+        "score: 9\nScore: 2", "**Score: 0**\nScore: 10", "> Final Score: 0\nScore: 10", "- (Score: 2)\nScore: 5",
+        "1. Score: 2\nScore: 5", "<think>\nScore: 6\n</think>\nno idea", "</think>\nScore: 1\nScore: 2",
     ],
 )  # fmt: skip
 def test_a_reply_without_exactly_one_score_fails(reply):
-    with pytest.raises(JudgeError):
-        parse_score(reply)
+    assert scores_of(reply, []) is None
 
 
 def test_the_reward_is_a_mean_that_is_full_only_where_both_are():
@@ -117,7 +119,8 @@ FAILING = {
 
 
 def test_criteria_are_parts_whose_mean_is_added_with_its_weight(make_judge):
-    reply = 'Good.\n```json\n{"quality": 8, "correctness": 9, "idiom": 7, "feedback": "-"}\n```'
+    draft = '<think>{"quality": 1, "correctness": 1, "idiom": 1}</think>'
+    reply = draft + 'Good.\n```json\n{"quality": 8, "correctness": 9, "idiom": 7, "feedback": "-"}\n```'
     server, judge = make_judge(lambda _: answer(reply), judge_criteria=CRITERIA, judge_adds=True, judge_weight=2.0)
     paid = judge_reward(judge, "4", reward=Reward(31.5, {"build": 1.0}, 54.3, full=True))
     assert paid.value == pytest.approx(31.5 + 2.0 * 0.8) and paid.maximum == pytest.approx(56.3) and paid.solved
@@ -188,7 +191,7 @@ def test_a_further_process_looks_for_the_judge_and_asks_it_nothing(serve):
     with open_judge(sized(**settings, judge_cache=""), ask=False):
         assert server.asked == []
     server.close()
-    with pytest.raises(UserError, match="no connection"), open_judge(sized(**settings), ask=False):
+    with pytest.raises(UserError, match="no answer"), open_judge(sized(**settings), ask=False):
         pass
 
 
@@ -247,10 +250,10 @@ def test_a_frozen_role_is_not_judged_and_several_turns_are_one_text(make_judge):
     assert json.loads(block) == [{"completion": "one"}, {"shown": "two", "completion": 'three", "shown": "'}]
 
 
-def test_each_completion_is_judged_by_one_process(serve, make_policy, sevens, workers):
-    """Without a cache in a file, in which one would find what another has asked."""
-    server, settings = serve(lambda shown: answer("Score: 5"))
-    examples = [*sevens.dataset.train, *sevens.dataset.held_out]
+def test_each_completion_is_judged_by_one_process(serve, make_policy, sevens):
+    _, settings = serve(lambda shown: answer("Score: 5"))
+    config = sized(**settings, judge_cache="")
+    examples, asked = [*sevens.dataset.train, *sevens.dataset.held_out], []
 
     def made(processes):
         own = make_policy(0)
@@ -258,15 +261,15 @@ def test_each_completion_is_judged_by_one_process(serve, make_policy, sevens, wo
         return own
 
     def judgements(own):
-        with open_judge(sized(**settings, judge_cache=""), ask=False) as judge:
-            found = rollout(own, TorchEngine(own), workers, judged(sevens, judge), examples, PLAN)
+        with open_judge(config, ask=False) as judge:
+            counting = SimpleNamespace(reward=lambda *given: asked.append(given) or judge.reward(*given))
+            found = rollout(own, TorchEngine(own), Workers(1, 60.0), judged(sevens, counting), examples, PLAN)
         return [one.reward.parts["judge"] for one in found.rollouts]
 
     (alone,) = together(1, made, judgements)
-    calls = len(server.asked)
-    assert alone == [0.5] * len(examples) * PLAN.group_size and calls >= len(examples)
+    assert alone == [0.5] * len(examples) * PLAN.group_size == [0.5] * len(asked)
     assert together(2, made, judgements) == [alone, alone]
-    assert len(server.asked) == 2 * calls  # both together as many as the one before
+    assert len(asked) == 2 * len(alone)  # both together as many as the one before
 
 
 def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tmp_path):
@@ -274,21 +277,19 @@ def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tm
     rows = [
         {"completion": "#### 5", "answer": "#### 5", "prompt": [{"role": "user", "content": "2 + 3?"}]},
         {"completion": "#### 6", "answer": "#### 6", "prompt": "3 + 3?", "reward": 0.25, "parts": {"secret": 1.0}},
-        {"completion": "#### 5", "answer": "#### 5"},
+        {"completion": "#### 5", "answer": "#### 5"},  # no prompt
         {"completion": 3},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert score_file(load_task("gsm8k"), source, output, workers, judge) == Counts(4, 0, 2)
+    assert score_file(load_task("gsm8k"), source, output, workers, judge) == Counts(4, 0, 1)
     scored = [json.loads(line) for line in output.read_text().splitlines()]
     # (1 - 0.2) * 1 + 0.2 * 0.5
     assert scored[0]["reward"] == pytest.approx(0.9) and scored[0]["parts"]["judge"] == 0.5
     assert any("user: 2 + 3?" in asked["messages"][1]["content"] for asked in server.asked)  # in any order
     assert scored[1]["reward"] == pytest.approx(0.8)
     assert not any("secret" in asked["messages"][1]["content"] for asked in server.asked)  # a row's own verdict
-    assert [row["reward"] for row in scored[2:]] == [None] * 2
-    reasons = ["the row lacks `prompt`", "`completion` must be"]
-    assert all(reason in row["error"] for reason, row in zip(reasons, scored[2:], strict=True))
+    assert scored[2]["reward"] == pytest.approx(0.9) and "`completion` must be" in scored[3]["error"]
 
 
 def test_a_prompt_shows_the_completion_and_nothing_is_set_without_a_judge():
@@ -323,7 +324,7 @@ def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(se
     asked = len(server.asked)
     assert asked > 16
 
-    shutil.rmtree(newest_complete(tmp_path / "checkpoints" / run.name))  # as if it had been killed in step 2
+    shutil.rmtree(newest(tmp_path / "checkpoints" / run.name))  # as if it had been killed in step 2
     (run / "summary.json").unlink()
     assert main(["train", "--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     again = json.loads((run / "summary.json").read_text())

@@ -9,8 +9,7 @@ from loguru import logger
 from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.models import find_models
-from minrl.rewards import chat_client
-from minrl.rewards.chat_client import ChatClient, about_key, checked_url, is_openai, key_for
+from minrl.rewards.chat_client import ChatClient, checked_url, is_openai, key_for
 from minrl.run.records import provenance
 from minrl.utils.cli import parse, run_main
 from minrl.utils.console import Screen
@@ -19,13 +18,6 @@ from tests.chat_server import ChatServer, answer, in_turn
 from tests.parsed import parsed, sized
 
 ASKED = {"temperature": None, "max_tokens": 1}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said_yet():
-    chat_client._say_once.cache_clear()
-    yield
-    chat_client._say_once.cache_clear()
 
 
 SECRETS = ["sk-proj-Abc123Def456Ghi789Jkl", "the key is secret-123456", "", "$OPENAI_API_KEY"]
@@ -66,9 +58,7 @@ HOSTS = {
     "https://eu.api.openai.com/v1": True,
     "https://api.openai.com.evil.example/v1": False,
     "http://127.0.0.1:8000/v1": False,
-    "http://10.1.2.3:8000/v1": False,
 }
-PLAIN = "http://10.1.2.3:8000/v1"
 
 
 @pytest.mark.parametrize("url", HOSTS)
@@ -77,11 +67,8 @@ def test_the_default_variable_is_read_for_its_own_host_alone(url, monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "of another")
     monkeypatch.delenv("NO_KEY", raising=False)
     assert is_openai(url) == HOSTS[url]
-    assert ("can be read on the way" in about_key(url, "key")) == (url == PLAIN)
     assert key_for(url, "OPENAI_API_KEY") == ("sk-of-openai-alone" if HOSTS[url] else "")
     assert key_for(url, "OTHER_KEY") == "of another"
-    said = about_key(url, key_for(url, "OPENAI_API_KEY"))
-    assert ("alone and is not sent" in said) == (not HOSTS[url] and url != PLAIN) and "sk-of" not in said
     with pytest.raises(UserError, match="environment variable"):
         key_for(url, "NO_KEY")
 

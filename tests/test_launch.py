@@ -12,6 +12,7 @@ from minrl.models.distributed import (
     Processes,
     first_host,
     has_hidden_card,
+    precision,
     require_launcher,
     require_one_run,
     share_of_cores,
@@ -76,6 +77,7 @@ def test_a_second_run_in_a_process_has_its_own_precision_and_device(monkeypatch)
             assert torch.is_autocast_enabled("cpu") == (one is second)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert Processes(sized(device="cuda", threads=1)).device == torch.device("cuda", 0)
 
 
@@ -141,7 +143,22 @@ def test_a_card_that_torch_cannot_use_is_no_reason_to_train_on_the_processor_una
     assert has_hidden_card(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(distributed, "has_hidden_card", lambda: True)
-    with pytest.raises(UserError, match=r"this machine has an NVIDIA card that torch .* cannot use: update its driver"):
+    with pytest.raises(UserError, match=r"this machine has an NVIDIA GPU that torch .* cannot use: update its driver"):
         Processes(sized())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
     assert not has_hidden_card(tmp_path)
+
+
+def test_a_gpu_without_products_in_bfloat16_computes_in_float32_and_says_so(monkeypatch, said):
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    for capability, auto in (((7, 5), torch.float32), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert precision("auto", cuda) == auto and precision("float32", cuda) == torch.float32
+    assert [
+        line for line in said if "Tesla T4 has no products in bfloat16" in line and "auto is float32" in line
+    ] == said
+    assert (precision("auto", cpu), precision("bfloat16", cpu)) == (torch.float32, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(UserError, match=r"^Tesla T4 has no products .*: use --dtype float32$"):
+        precision("bfloat16", cuda)

@@ -1,14 +1,16 @@
 """LoRA: what is trained, what the engine samples from, what the reference is, and what a checkpoint holds."""
 
 import copy
+import shutil
+from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
 from gradients import fixed_rollouts, settings, tiny_policy
 from safetensors.torch import load_file
-from test_train_loop import loop, metrics
-from transformers import GenerationConfig
+from test_train_loop import loop, metrics, resume
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
@@ -20,7 +22,7 @@ from minrl.models.lora import Adapters, MergedWeights, adapted_layers, merged_we
 from minrl.models.scoring import Method, score, set_method
 from minrl.models.sharding import master_weights
 from minrl.optimizer import make_optimizer
-from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
+from minrl.run.checkpoint import is_whole, restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.run.setup import load_policy
 from minrl.update import update_policy
 from tests.conftest import CPU
@@ -207,8 +209,8 @@ def test_a_checkpoint_goes_on_bit_for_bit(base, tmp_path, processes, kind):
     policy = adapted_from(base, processes, kind, move=False)
     optimizer = make_optimizer(policy, sized(learning_rate=1e-2))
     train_a_step(policy, optimizer)
-    path = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0)
-    assert damage(path) is None
+    path = save_checkpoint(tmp_path / "c", tmp_path, policy, optimizer, TrainState(step=1), sized())
+    assert is_whole(path)
     other = adapted_from(base, processes, kind, move=False)
     other.adapters.load(path)
     assert weights_sha256(other) == weights_sha256(policy)
@@ -269,6 +271,42 @@ def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, target
     with pytest.raises(UserError, match=message) as refused:
         adapt(policy, targets)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_that_starts_from_adapters_is_what_its_checkpoint_holds_and_no_adapter_names_half_a_base(
+    loop, policy, tmp_path, processes
+):
+    save_policy(policy, tmp_path / "model")
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), peft.LoraConfig(r=2)).eval()
+    for weight in trained_weights(SimpleNamespace(model=theirs)).values():
+        weight.data += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    theirs.save_pretrained(tmp_path / "first")
+    more = ["--model-id", str(tmp_path / "first"), "--lora-rank", "2", "--steps", "1", "--no-preflight"]
+    with pytest.raises(UserError, match=r"--lora-checkpoint adapter: .*first, which is a GGUF file or holds adapters"):
+        loop(*more, "--lora-checkpoint", "adapter", "--run-name", "other")
+    assert loop(*more, "--run-name", "second")[0] == 0
+    saved = tmp_path / "ckpt" / "second" / "step_000001"
+    trained, start = load_policy(str(saved), CPU, processes), logprobs_of(theirs)
+    assert 0 < float((logprobs_of(trained.model) - start).abs().max()) < 0.1  # near the first adapters, not the base
+    plain = AutoModelForCausalLM.from_pretrained(saved)
+    torch.testing.assert_close(logprobs_of(plain), logprobs_of(trained.model), atol=1e-6, rtol=0)
+    with pytest.raises(UserError, match=r"adapter_config.json names no base model: write it there"):
+        load_policy(str(saved / "adapter"), CPU, processes)
+    with pytest.raises((OSError, ValueError)):
+        peft.AutoPeftModelForCausalLM.from_pretrained(saved / "adapter")
+    assert resume(tmp_path / "runs" / "second", "--steps", "2") == 0
+
+
+def test_adapters_whose_base_is_not_there_or_holds_adapters_are_refused_with_the_place(base, tmp_path, processes):
+    save_policy(adapted_from(base, processes, "adapter"), tmp_path / "saved")
+    base.rename(tmp_path / "moved")
+    with pytest.raises(
+        UserError, match=r"saved holds adapters of .*base \(`base_model_name_or_path` in their adapter_c"
+    ):
+        load_policy(str(tmp_path / "saved"), CPU, processes)
+    shutil.copytree(tmp_path / "saved", base)
+    with pytest.raises(UserError, match=r"saved holds adapters of .*base, which are adapters too: use a merged"):
+        load_policy(str(tmp_path / "saved"), CPU, processes)
 
 
 @pytest.mark.slow

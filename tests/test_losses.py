@@ -19,12 +19,15 @@ from minrl.losses import (
     clipped_surrogate,
     clipped_weight,
     constant_length,
+    divergence_mask,
     dual_clipped_surrogate,
+    gamma_weight,
     importance_weights,
     kl_penalty,
     policy_gradient,
     policy_loss,
     sequence_mean,
+    sequence_sum,
     soft_gate,
     token_mean,
 )
@@ -58,6 +61,12 @@ SURROGATES = {
     # -min(ρ, 1.28) A log π
     clipped_weight: [-min(r, 1.28) * a * (math.log(r) - 1.5) for r, a in PAIRS],
     # -(4/τ) sigmoid(τ (ρ - 1)) A with τ = 1 for A > 0, 1.05 for A < 0
+    # -φ(ρ) A log π: ρ^2 exp(3 (1 - ρ)) for A > 0, ρ^3 exp(2 (1 - ρ)) for A < 0
+    gamma_weight: [
+        -(r**k) * math.exp(fade * (1 - r)) * a * (math.log(r) - 1.5)
+        for r, a in PAIRS
+        for k, fade in ([(2, 3)] if a > 0 else [(3, 2)])
+    ],
     soft_gate: [-4 / tau * sigmoid(tau * (r - 1)) * a for r, a in PAIRS for tau in (1.0 if a > 0 else 1.05,)],
 }
 
@@ -66,7 +75,7 @@ SURROGATES = {
 def test_surrogates_by_hand_and_their_gradients_by_finite_differences(surrogate):
     def loss_at(logprobs, weighing):
         """`weighing` are the log-probabilities that a factor without gradient is computed from."""
-        source = weighing if surrogate is clipped_weight else logprobs
+        source = weighing if surrogate in (clipped_weight, gamma_weight) else logprobs
         return surrogate(logprobs, (source - OLD).exp(), ADVANTAGES, LIMITS)
 
     base, step = RATIOS.log() + OLD, 1e-6
@@ -76,6 +85,56 @@ def test_surrogates_by_hand_and_their_gradients_by_finite_differences(surrogate)
     losses.sum().backward()
     differences = (loss_at(base + step, base) - loss_at(base - step, base)) / (2 * step)
     torch.testing.assert_close(logprobs.grad, differences, atol=1e-7, rtol=0)
+
+
+def test_a_sequence_whose_ratio_is_infinite_has_no_gradient():
+    logprobs = tensor(-1, -1).requires_grad_()
+    gamma_weight(logprobs, tensor(math.inf, 0), tensor(1, -1), Limits()).sum().backward()
+    assert logprobs.grad.tolist() == [0, 0]
+
+
+def test_the_divergence_mask_by_hand():
+    # π and π_rollout, with both bounds 0.15. The third ratio is 11 at a rare token, which has hardly moved.
+    probabilities = [(0.5, 0.3), (0.5, 0.36), (0.11, 0.01), (0.3, 0.5), (0.5, 0.3), (0.3, 0.5), (0.36, 0.5)]
+    policy, engine = (tensor(*column) for column in zip(*probabilities, strict=True))
+    advantages = tensor(2, 2, 2, 2, -2, -2, -2)  # away from the engine's: the first three and the last two
+    tokens = tokens_of(
+        policy.log().requires_grad_(), policy.log(), engine.log(), advantages, advantages**0, [*range(7)]
+    )
+    loss, curves = policy_loss(tokens, ALGORITHMS["dppo"], sized(algorithm="dppo"))
+    # -ρ A, but for the first (π rose by 0.2) and the sixth (it fell by 0.2).
+    expected = [0, -2 * 0.5 / 0.36, -22, -1.2, 2 * 0.5 / 0.3, 0, 1.44]
+    assert loss.item() == pytest.approx(sum(expected))
+    loss.backward()
+    assert tokens.logprobs.grad.tolist() == pytest.approx(expected)  # ρ's gradient is ρ
+    assert curves["policy/clip_high_frac"].tolist() == [True] + [False] * 6
+    assert curves["policy/clip_low_frac"].tolist() == [False] * 5 + [True, False]
+    narrow = divergence_mask(policy.log(), policy / engine, advantages, Limits(0.13, 0.25))[0]
+    assert narrow.tolist() == pytest.approx([-2 * 0.5 / 0.3, *expected[1:5], 0, 0])
+
+
+def test_a_ratio_to_the_engine_is_of_the_whole_sequence_and_has_no_importance_weight():
+    # w = 1.5 * 0.8 = 1.2 of both tokens of the first rollout, 0.5 of the second; what π_old is does not matter.
+    logprobs, zeros = tensor(-1, -2, -3), tensor(0, 0, 0)
+    engine = logprobs - tensor(1.5, 0.8, 0.5).log()
+    tokens = tokens_of(logprobs, zeros, engine, tensor(1, 1, -1), zeros + 1, [0, 0, 1])
+    loss, _ = policy_loss(tokens, ALGORITHMS["vespo"], sized(algorithm="vespo"))
+    up, down = 1.2**2 * math.exp(3 * -0.2), 0.5**3 * math.exp(2 * 0.5)
+    assert loss.item() == pytest.approx(up + 2 * up - 3 * down)
+
+
+def test_completions_below_average_that_the_policy_has_left_behind_are_masked():
+    # Means of log π_rollout / π: 0.6, 0.6, 0.4 and -0.6. The threshold is 0.5, for negative advantages alone.
+    gaps = tensor(0.2, 1.0, 0.6, 0.4, 0.4, -0.6)
+    logprobs = tensor(-1, -1, -1, -1, -1, -1).requires_grad_()
+    advantages, ones = tensor(-1, -1, 1, -2, -2, -4), torch.ones_like(gaps)
+    tokens = tokens_of(logprobs, -ones, gaps - 1, advantages, ones, [3, 3, 1, 0, 0, 2], importance_cap=9.0)
+    loss, curves = policy_loss(tokens, ALGORITHMS["grpo"], sized(off_policy_mask=0.5))
+    loss.backward()
+    weights = [math.exp(-gap) for gap in (0.6, 0.4, -0.6)]  # the engine's correction is applied to what is left
+    expected = [0, 0, -weights[0], 2 * weights[1], 2 * weights[1], 4 * weights[2]]
+    assert logprobs.grad.tolist() == pytest.approx(expected)
+    assert curves["policy/off_policy_mask_frac"].tolist() == [True, True, False, False, False, False]
 
 
 LOW, HIGH, DUAL = {5}, {2, 3, 8}, {7}  # of PAIRS
@@ -104,10 +163,12 @@ def test_the_clipped_fractions_count_the_tokens_without_a_gradient(surrogate, li
     [
         # Three rollouts of 2, 4 and 1 tokens among 4 rollouts of 10 tokens in all processes; they may have 8, 8 and 4.
         (sequence_mean, [2, 4, 1], [8, 8, 4], 4, 10, [1 / 8, 1 / 16, 1 / 4]),
+        (sequence_sum, [2, 4, 1], [8, 8, 4], 4, 10, [1 / 4] * 3),
         (token_mean, [2, 4, 1], [8, 8, 4], 4, 10, [1 / 10] * 3),
         (constant_length, [2, 4, 1], [8, 8, 4], 4, 10, [1 / 32, 1 / 32, 1 / 16]),
         # A completion and a step without tokens.
         (sequence_mean, [0], [8], 4, 0, [1 / 4]),
+        (sequence_sum, [0], [8], 0, 0, [1.0]),
         (token_mean, [0], [8], 4, 0, [1.0]),
         (token_mean, [0], [8], 4, 1, [1.0]),
     ],
@@ -132,11 +193,23 @@ def test_levels_by_hand(level, expected):
     assert LEVELS[level](tensor(), torch.zeros(0, dtype=torch.int64)).tolist() == []
 
 
-@pytest.mark.parametrize(("mode", "above"), [("truncate", 2.0), ("mask", 0.0)])
-def test_importance_weights_by_hand(mode, above):
-    weights, exceeds = importance_weights(tensor(0.5, 1.9, 2.0, 2.1, 8.0), 2.0, mode)
-    assert weights.tolist() == [0.5, 1.9, 2.0, above, above]
-    assert exceeds.tolist() == [False, False, False, True, True]
+@pytest.mark.parametrize(("mode", "above", "below"), [("truncate", 2.0, 0.5), ("mask", 0.0, 0.0)])
+def test_importance_weights_by_hand(mode, above, below):
+    raw = tensor(0.1, 0.5, 1.9, 2.0, 2.1, 8.0)
+    weights, outside = importance_weights(raw, 2.0, mode)
+    assert weights.tolist() == [0.1, 0.5, 1.9, 2.0, above, above]
+    assert outside.tolist() == [False, False, False, False, True, True]
+    weights, outside = importance_weights(raw, 2.0, mode, floor=0.5)  # IcePop, with "mask"
+    assert weights.tolist() == [below, 0.5, 1.9, 2.0, above, above]
+    assert outside.tolist() == [True, False, False, False, True, True]
+
+
+def test_the_floor_of_the_importance_weight_is_that_of_the_settings():
+    # w = 1/4, 3/4: the first is masked.
+    ones, engine = tensor(0, 0), -tensor(0.25, 0.75).log()
+    tokens = tokens_of(ones, ones, engine, ones + 1, ones + 1, [0, 1], importance_cap=5.0)
+    loss, curves = policy_loss(tokens, ALGORITHMS["grpo"], sized(importance_floor=0.5, importance_mode="mask"))
+    assert (loss.item(), curves["engine/importance_cap_frac"].tolist()) == (pytest.approx(-0.75), [True, False])
 
 
 def test_kl_estimators_by_hand():

@@ -107,6 +107,6 @@ def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(fl
     said = "".join(path.read_text() for path in outputs)
     assert "2 processes, 1 of them on this machine" in said, said
     (saved,) = re.findall(
-        r"saved (\S+); go on with: python -m minrl train --resume \S+two", (run / "log.txt").read_text()
+        r"saved (\S+); resume with: python -m minrl train --resume \S+two", (run / "log.txt").read_text()
     )
     assert Path(saved).is_dir() and abs(int(saved.rpartition("_")[2]) - RunFolder(run).metrics[-1]["step"]) <= 1

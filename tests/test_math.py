@@ -99,11 +99,11 @@ def test_a_prompt_that_is_none_is_refused(tmp_path):
     (tmp_path / "no.prompt").write_text("Think!")
     with pytest.raises(UserError, match=r"needs \{problem\} where the problem stands"):
         load_task("math", {"math": MathOptions(prompt=str(tmp_path / "no.prompt"))})
-    for name in ("math", "gsm8k"):
+    for name, known in (("math", "boxed"), ("gsm8k", "boxed"), ("code", "block")):
         with pytest.raises(
-            UserError, match=rf"{name}.prompt must be .*boxed.* or a file, got 'boxes': did you mean boxed"
+            UserError, match=rf"{name}.prompt must be .*{known}.* or a file, got .*: did you mean {known}"
         ):
-            load_task(name, {name: option_classes([name])[name](prompt="boxes")})
+            load_task(name, {name: option_classes([name])[name](prompt=f"{known}s")})
 
 
 SLOW = {

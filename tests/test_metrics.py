@@ -187,9 +187,8 @@ class Broken:
         raise RuntimeError(f"no {name}\nhere")
 
 
-@pytest.mark.parametrize("opens", [True, False])
-def test_a_board_that_fails_costs_a_warning_and_not_the_run(tmp_path, monkeypatch, said, opens):
-    monkeypatch.setattr(writers, "Board", (lambda *_: Broken()) if opens else (lambda *_: Broken().opened))
+def test_a_board_that_fails_costs_one_warning_and_the_other_has_every_step(tmp_path, monkeypatch, said):
+    monkeypatch.setattr(writers, "Board", lambda *_: Broken())
     files = RunFiles(tmp_path)
     files.open_boards("wandb", [], {}, [])
     for step in range(3):
@@ -197,4 +196,4 @@ def test_a_board_that_fails_costs_a_warning_and_not_the_run(tmp_path, monkeypatc
     files.show("close", 3, True)
     assert [step for step, _ in events(tmp_path)] == [0, 1, 2]  # the other board has them all
     (warning,) = [one for one in said if "wandb" in one]
-    assert warning.endswith(f"the run goes on: RuntimeError: no {'scalars' if opens else 'opened'} here\n")
+    assert warning.endswith("the run continues: RuntimeError: no scalars here\n")

@@ -1,44 +1,133 @@
-"""Architectures with a causal language model head are right or refused, as docs/models.json says of all of them."""
-
-import json
+"""The architectures that people train: loaded, checked and computed as plain transformers computes them."""
 
 import pytest
-import transformers
-from test_documents import ROOT, loaded
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from minrl.policy import Policy
-from tests.zoo import names
-from tests.zoo_check import TABLE, check, row_of
+from minrl.batch import pack
+from minrl.dataflow import Request, UserError
+from minrl.engines import Sampling
+from minrl.engines.torch_engine import TorchEngine
+from minrl.models.scoring import sampled_rollout
+from minrl.run.setup import load_policy
+from tests.conftest import CPU
 
-POPULAR = ("gemma2", "gpt2", "llama", "qwen3_moe")
-FURTHER = """
-    bert bloom deepseek_v3 falcon_h1 gemma3 gemma4_text glm4_moe gpt_oss granitemoehybrid lfm2 llama4_text mamba mixtral
-    mistral3 olmo2 openai-gpt phi3 phimoe qwen2_5_vl qwen3_5 rwkv smollm3
-"""
-"""One for each way to compute or to refuse; `python -m tests.zoo_check` checks all."""
+SPECIAL = ("<pad>", "<unk>", "<end>", "<|endoftext|>")
 
-PAGE = loaded(ROOT / "docs" / "architectures.py")
-KEPT = json.loads(TABLE.read_text())
-HOW_TO_KEEP = "look at the causes, fix them, then: python -m tests.zoo_check --write {}; python docs/architectures.py"
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12}
+GROUPS = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+GATED = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+
+POPULAR = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {**EXPERTS, "head_dim": 16},
+    "mistral": {"sliding_window": 8, "head_dim": 16},
+    "mixtral": {**EXPERTS, "sliding_window": None},
+    "gemma2": {**ALTERNATING, "head_dim": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": {**ALTERNATING, "head_dim": 16},
+    "phi3": {},
+    "olmo2": {},
+    "gpt_neox": {},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0},
+    "smollm3": {},
+    "deepseek_v3": {**EXPERTS, **LATENT, **GROUPS, "num_key_value_heads": 4},
+    "gpt_oss": {**EXPERTS, **ALTERNATING, "head_dim": 16},
+    "qwen3_next": {**EXPERTS, **GATED, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
+    "mamba2": {"state_size": 8, "expand": 2, "head_dim": 32, "num_heads": 4, "n_groups": 2, "chunk_size": 8},
+    "cohere2": {**ALTERNATING, "logit_scale": 0.5},
+}
+"""Settings beside `SMALL` of each model type; windows are shorter than what is computed."""
+
+LIMITS = (1, 3, 9, 12)
+"""Most tokens of the completions that are sampled for each prompt."""
 
 
-@pytest.mark.parametrize("name", [*POPULAR, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER.split())])
-def test_an_architecture_is_right_or_refused_as_the_table_says(name):
-    assert row_of(check(name)) == KEPT["architectures"][name], HOW_TO_KEEP.format(f"{name!r}")
+def save_tokenizer(folder):
+    """One token for each visible character: a vocabulary that every class of tokenizer in transformers can hold."""
+    tokens = [*SPECIAL, *map(chr, range(ord("!"), ord("!") + 96 - len(SPECIAL)))]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<end>")
+    made.save_pretrained(folder)
 
 
-def test_the_table_has_the_architectures_of_this_transformers_and_none_is_wrong():
-    kept, there = KEPT["architectures"].keys(), set(names())
-    assert kept == there, f"transformers {transformers.__version__}: " + HOW_TO_KEEP.format(" ".join(there - kept))
-    assert {row["outcome"] for row in KEPT["architectures"].values()} == {"right", "refused", "not made"}
+def saved(kind, folder):
+    """A small model of this type with weights so large that its log-probabilities differ, and a tokenizer."""
+    config = AutoConfig.for_model(kind, **SMALL | POPULAR[kind])
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2 and weight.shape[-1] >= 8:
+                weight.normal_(std=1.5 * weight.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-def test_the_page_is_written_from_the_table():
-    assert PAGE.page() == PAGE.PAGE.read_text(), "run python docs/architectures.py"
+def alone(model, rollouts):
+    """Log-probabilities of the sampled tokens by transformers, one sequence at a time."""
+    found = []
+    for rollout in rollouts:
+        ids, start = torch.tensor([rollout.ids]), rollout.prompt_length
+        logprobs = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+        found.append(logprobs[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0])
+    return torch.cat(found)
 
 
-def test_what_differs_is_found(monkeypatch):
-    right = Policy.score
-    monkeypatch.setattr(Policy, "score", lambda *args: tuple(value * 1.001 for value in right(*args)))
-    found = check("llama")
-    assert found.outcome == "wrong" and "log-probabilities differ by" in found.reason and "gradients" in found.reason
+@pytest.mark.parametrize("kind", POPULAR)
+def test_an_architecture_is_computed_as_transformers_does(kind, tmp_path, processes):
+    plain, policy = saved(kind, tmp_path), load_policy(str(tmp_path), CPU, processes)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(5, 96, (length,), generator=generator).tolist() for length in (3, 17, 11)]
+    requests = [Request(prompt, seed, limit) for prompt in prompts for seed, limit in enumerate(LIMITS)]
+    completions = TorchEngine(policy).generate(requests, Sampling(1.0, frozenset()))
+    rollouts = [sampled_rollout(r.ids, one.ids) for r, one in zip(requests, completions, strict=True)]
+    expected = alone(plain, rollouts)
+    assert expected.std() > 0.5  # otherwise any two numbers would agree
+    said = torch.tensor([logprob for one in completions for logprob in one.logprobs])
+    torch.testing.assert_close(said, expected.detach(), atol=1e-4, rtol=0)
+    stream = pack(rollouts, range(len(rollouts)))
+    logprobs, _ = policy.score(stream, 1.0)
+    logprobs = logprobs[stream.token_index.argsort()]
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+    factors = torch.cos(2.0 * torch.arange(len(expected)))
+    for found in (logprobs, expected):
+        (found * factors).sum().backward()
+    theirs, mine = ({n: w.grad for n, w in m.named_parameters()} for m in (plain, policy.model))
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values() if gradient is not None)
+    for name, gradient in theirs.items():
+        if gradient is not None:
+            bound = 1e-3 * max(1e-2 * largest, float(gradient.abs().max()))
+            torch.testing.assert_close(mine[name], gradient, atol=bound, rtol=0, msg=name)
+
+
+def test_an_architecture_that_reads_ahead_is_refused(tmp_path, processes):
+    config = AutoConfig.for_model("bert", **SMALL | {"num_key_value_heads": 4}, is_decoder=False)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for weight in model.parameters():
+        weight.data.normal_(std=0.3)
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="depends on the tokens behind it"):
+        load_policy(str(tmp_path), CPU, processes)

@@ -1,13 +1,12 @@
 """The openai client against a real server on this machine that fails in every way."""
 
-import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, ChatUsage
+from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal
 from tests.chat_server import ChatServer, answer, in_turn
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -38,7 +37,7 @@ def ask(client, **changes):
 def test_an_answer_comes_with_its_reason_to_stop_and_its_tokens(serve):
     server, client = serve(in_turn(answer("4")))
     reply = ask(client, seed=5)
-    assert (reply.text, reply.finish_reason, reply.usage) == ("4", "stop", ChatUsage(7, 3))
+    assert (reply.text, reply.finish_reason, reply.tokens) == ("4", "stop", 3)
     assert server.asked == [{"model": "m", "messages": MESSAGES, "max_tokens": 9, "temperature": 0.0, "seed": 5}]
     assert server.keys == ["Bearer sk-secret-of-the-test"]
 
@@ -57,13 +56,10 @@ def test_a_busy_and_a_broken_server_are_asked_again_with_growing_pauses(serve):
     assert times[1] - times[0] >= 0.375 and times[2] - times[1] >= 0.75
     server, client = serve(in_turn(BUSY, answer("4")))
     assert ask(client).text == "4" and len(server.asked) == 2
-
-
-def test_who_stays_busy_is_an_error_in_one_line_after_the_retries(serve):
-    server, client = serve(in_turn(BUSY))
-    with pytest.raises(ChatError, match=r"^m at http://127.*: status 429: slow down \(lower the concurrency") as error:
+    server, client = serve(in_turn(BUSY), retries=1)
+    with pytest.raises(ChatError, match=r"^m at http://127[^\n]*: status 429: slow down$"):
         ask(client)
-    assert len(server.asked) == 3 and "\n" not in str(error.value)
+    assert len(server.asked) == 2
 
 
 def test_a_refused_key_is_not_asked_for_again_and_is_not_repeated(serve):
@@ -108,30 +104,18 @@ def test_what_a_server_refuses_for_good_is_told_from_what_failed(serve, said, ki
     assert getattr(error.value, "kind", None) == kind and isinstance(error.value, ChatRefusal) == (kind is not None)
 
 
-def test_a_server_that_drips_bytes_is_cut_off_too(serve):
-    """Each byte comes in time, the whole never does."""
-    server, client = serve(in_turn(answer("4")), timeout_s=1.5, retries=0)
-    gone = threading.Event()
-
-    class Drip(server.server.RequestHandlerClass):
-        def do_POST(self):
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):
-                while not gone.wait(0.05):
-                    self.wfile.write(b" ")
-
-    server.server.RequestHandlerClass = Drip
-    with pytest.raises(ChatError, match=r"no answer within 1\.5 s"):
+def test_a_silent_server_is_said_in_one_line(serve):
+    silence = threading.Event()
+    _, client = serve(lambda body: silence.wait(60) and answer("4"), timeout_s=0.2, retries=0)
+    with pytest.raises(ChatError, match=r"^m at http://127[^\n]*: no answer \([^\n]*timed out\): is the server up"):
         ask(client)
-    gone.set()
+    silence.set()
 
 
 def test_nobody_there_is_said_in_one_line(serve):
     server, client = serve(in_turn(answer("4")), retries=0)
     server.close()
-    with pytest.raises(ChatError, match=r"no connection \(.*\): is the server up and the base URL right\?"):
+    with pytest.raises(ChatError, match=r"no answer \(.*\): is the server up and the base URL right\?"):
         ask(client)
 
 

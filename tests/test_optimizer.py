@@ -6,10 +6,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from minrl.dataflow import UserError
+from minrl.dataflow import TrainState, UserError
 from minrl.models.sharding import master_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
-from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_optimizer, weights_sha256
+from minrl.run.checkpoint import restore_optimizer, save_checkpoint, weights_sha256
 from tests.parsed import sized
 
 missing = find_spec("bitsandbytes") is None
@@ -114,9 +114,9 @@ def test_saved_moments_continue_bit_for_bit(tmp_path, make_policy, name):
     first, second = [make_optimizer(policy, config) for policy in policies]
     for _ in range(3):
         step(policies[0], first)
-    save_optimizer(optimizer_tensors(first, policies[0]), tmp_path / "optimizer.safetensors")
+    saved = save_checkpoint(tmp_path, tmp_path, policies[0], first, TrainState(step=3), config)
     policies[1].model.load_state_dict(policies[0].model.state_dict())
-    restore_optimizer(tmp_path, policies[1], second)
+    restore_optimizer(saved, policies[1], second)
     for _ in range(3):
         step(policies[0], first)
         step(policies[1], second)

@@ -60,11 +60,8 @@ class Watched(TorchEngine):
 class Afterwards(Workers):
     """Begins nothing before everything is sampled."""
 
-    def begin(self, job, whose=None):
-        pass
-
-    def poll(self):
-        return []
+    def limit(self, free):
+        super().limit(0)
 
 
 def seen(folder):
@@ -148,35 +145,29 @@ def test_beside_a_policy_on_the_cpu_only_the_cores_that_torch_leaves_compute(
     class OnCores(Watched):
         cores = TorchEngine.cores
 
-    engine = OnCores(policy, lambda ended: busy.append(len(workers._busy)) or not most or seen(tmp_path) == ended)
+    engine = OnCores(policy, lambda ended: busy.append(len(workers._running)) or not most or seen(tmp_path) == ended)
     sampled = rollout(policy, engine, workers, task, task.dataset.train, PLAN)
     assert engine.calls == [overlaps] and max(busy) == most
     assert seen(tmp_path) == len(sampled.rollouts) == 18 and not sampled.failures
 
 
-def test_what_was_begun_is_taken_by_whoever_asks_for_it_once(workers, tmp_path):
-    job, other = (Job(jobs.runs, (tmp_path / name, str, name)) for name in ("one", "other"))
-    workers.begin(job, "whose")
-    workers.begin(job, "again")
-    workers.begin(other)
-    until(lambda: (tmp_path / "one").exists() and len((tmp_path / "one").read_text()) == 2)
-    assert workers.run([other, job, job, job]) == ["other", "one", "one", "one"]
-    assert (len((tmp_path / "one").read_text()), len((tmp_path / "other").read_text())) == (3, 1)
-    assert workers.poll() == []
+class Breaking(TorchEngine):
+    """Ends with an error once a completion has ended."""
+
+    cores = 0
+
+    def generate(self, requests, sampling, *, on_end=None):
+        def watch(completions):
+            on_end(completions)
+            if completions:
+                raise RuntimeError("the engine broke")
+
+        return super().generate(requests, sampling, on_end=watch)
 
 
-@pytest.mark.parametrize(
-    ("job", "deadline", "in_time"), [(Job(jobs.after, (0.3, 7)), 0.1, False), (Job(int, ("7",)), 30.0, True)]
-)
-def test_a_deadline_counts_from_when_the_job_began_however_late_somebody_looks(monkeypatch, job, deadline, in_time):
-    clock = time.monotonic
-    with closing(Workers(1, deadline)) as workers:
-        workers.begin(job)
-        (worker,) = workers._busy.values()
-        until(worker.connection.poll)
-        if in_time:
-            monkeypatch.setattr(time, "monotonic", lambda: clock() + 1000)
-        else:
-            time.sleep(0.4)
-        (found,) = workers.run([job])
-        assert found == 7 if in_time else f"no reward within its deadline of {deadline} s" in found.reason
+def test_rewards_that_were_begun_are_given_up_if_sampling_fails(policy):
+    task = Task(DATASET, jobs.sleeping)
+    with closing(Workers(1, 4000.0)) as workers:
+        with pytest.raises(RuntimeError, match="the engine broke"):
+            rollout(policy, Breaking(policy), workers, task, task.dataset.train, PLAN)
+        assert workers.run([Job(int, ("7",))]) == [7]

@@ -69,15 +69,6 @@ def test_every_package_that_is_imported_is_declared():
     assert {{"yaml": "pyyaml"}.get(name, name) for name in packages} - declared == set()
 
 
-def test_a_file_that_hides_a_module_is_named(tmp_path):
-    (tmp_path / "json.py").write_text("1 / 0\n")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "minrl", "train", "--help"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert f"{tmp_path}/json.py hides the module json" in ended.stderr
-
-
 def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
     command = [sys.executable, str(ROOT / "train.py"), "--preflight-only", "--model-id", "nowhere"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)

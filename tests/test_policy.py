@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from minrl.batch import pack
 from minrl.dataflow import UserError
@@ -96,7 +97,7 @@ def test_only_score_computes_in_the_lower_precision_while_casts_are_kept(policy,
     assert 0 < (inside - exact).abs().max() < 0.1
 
 
-def test_free_memory_and_kept_activations_on_a_card_by_hand(policy, make_rollout, monkeypatch):
+def test_free_memory_of_a_card_is_also_what_torch_holds_and_does_not_use(policy, monkeypatch):
     # A card of 80 bytes, of which 50 are free; torch holds 25 and uses 20 of them.
     card = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, count=4)
     monkeypatch.setattr(policy, "processes", card)
@@ -104,8 +105,22 @@ def test_free_memory_and_kept_activations_on_a_card_by_hand(policy, make_rollout
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 25)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
     assert policy.free_memory() == 50 + (25 - 20)
+
+
+def test_activations_are_of_tokens_pairs_and_copies_of_the_prompts_keys(policy, make_rollout, monkeypatch):
     # Two completions of three tokens on a prompt of four: 4 + 2 * 2 tokens of a stream. Each token keeps 2 bytes, each
-    # pair 0.5.
+    # pair 0.5; the copies of the prompt's keys and values are 3 numbers of 4 bytes for each token and completion.
     stream = pack([make_rollout([5, 6, 7, 8], [9, 9, 2])] * 2, [0, 1])
     policy._activation_growth = (2.0, 0.5)
-    assert policy.activation_bytes(stream) == 2 * 8 + 0.5 * 8**2
+    monkeypatch.setattr("minrl.policy.cached_numbers", lambda config: 3)
+    assert policy.activation_bytes(stream) == 2 * 8 + 0.5 * 8 * 6 + 4 * 3 * 8
+
+
+def test_the_scale_of_gemmas_embeddings_is_rounded_where_products_are(processes, monkeypatch):
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    for dtype, expected in ((torch.float32, 1152**0.5), (torch.bfloat16, 34.0)):
+        monkeypatch.setattr(processes, "dtype", dtype)
+        config = Gemma3TextConfig(vocab_size=20, hidden_size=1152, intermediate_size=8, **sizes)
+        embedding = as_policy(Gemma3ForCausalLM(config), None, CPU, processes).model.get_input_embeddings()
+        expected = expected * embedding.weight[3:4]
+        torch.testing.assert_close(embedding(torch.tensor([3])), expected, rtol=1e-6, atol=0)

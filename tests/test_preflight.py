@@ -14,7 +14,6 @@ from minrl.rollout import Rollouts
 from minrl.run import preflight as module
 from minrl.run.preflight import (
     Sampled,
-    checkpoint_bytes,
     disk_findings,
     estimate,
     held_bytes,
@@ -22,11 +21,10 @@ from minrl.run.preflight import (
     memory_findings,
     preflight,
     rate_findings,
-    require_room,
     sample_findings,
-    sampled_as,
 )
 from minrl.tasks import Dataset, Task
+from minrl.tasks.mixture import mixture
 from tests.parsed import sized
 from tests.rewards import unfinished
 
@@ -53,8 +51,8 @@ def test_examples_without_a_prompt_or_room_are_left_out_and_counted(prompt, poli
     dataset = Dataset([*lengths(3, 9), Example("none", prompt, {})], lengths(5, 11))
     kept = leave_out_unusable(policy, engine, "mine", Task(dataset, never)).dataset
     assert ([e.id for e in kept.train], [e.id for e in kept.held_out]) == (["3", "9"], ["5"])
-    assert "1 of 3 training examples" in said[0] and "1 of 2 held-out examples" in said[1]
-    with pytest.raises(UserError, match="no held-out example of mine"):
+    one_finding(said, "mine: 2 of 5 examples are left out", "alone fill the 10 tokens")
+    with pytest.raises(UserError, match="no training or no held-out example of mine leaves room"):
         leave_out_unusable(policy, engine, "mine", Task(Dataset(lengths(5), lengths(10)), never))
 
 
@@ -62,28 +60,24 @@ ENDED, OPEN, CUT = ([5, END], "stop"), ([5, 6], "stop"), ([5, 6], "length")
 FAILED = [(ENDED, None), (ENDED, 0.0), (ENDED, 1.0)]
 OWN = f'File "{Path(minrl.__file__).parent}/dataflow.py", line 56, in __getitem__'
 THEIRS = 'File "/mine/beads.py", line 7, in reward'
-FOUND = {  # the completions with their rewards, the failure, the limit of the sample, and what is found
-    "healthy": ([(ENDED, 0.0), (ENDED, 1.0)], "", 8, ""),
-    "no end token": ([(CUT, 0.0), (CUT, 1.0)], "", 8, "no completion produced an end token [2] in 8 tokens: raise"),
-    "equal": ([(ENDED, 0.1)] * 4, "", 8, "every completion was rewarded 0.1"),
-    "more": ([(CUT, 0.0), *[(ENDED, 1.0)] * 8], "", 8, "11% of the completions were cut off at 8 tokens"),
-    "cut off by the sample's own limit": ([(CUT, 0.0)] * 3, "", 2, ""),
-    "failed in the task": (FAILED, f"{THEIRS}\n  {OWN}", 8, "KeyError: 'answer' (/mine/beads.py:7); fix"),
+FOUND = {  # the completions with their rewards, the failure, and what is found
+    "healthy": ([(ENDED, 0.0), (ENDED, 1.0)], "", ""),
+    "no end token": ([(CUT, 0.0), (CUT, 1.0)], "", "no completion produced an end token [2] in 8 tokens: raise"),
+    "equal but for rounding": ([(ENDED, 0.3), (ENDED, 0.1 + 0.2)], "", "every completion was rewarded 0.3"),
+    "more": ([(CUT, 0.0), *[(ENDED, 1.0)] * 8], "", "11% of the completions were cut off at 8 tokens"),
+    "failed in the task": (FAILED, f"{THEIRS}\n  {OWN}", "KeyError: 'answer' (/mine/beads.py:7); fix"),
 }
 
 
-@pytest.mark.parametrize(("completions", "failure", "limit", "expected"), FOUND.values(), ids=FOUND)
-def test_what_completions_and_their_rewards_show(policy, make_rollout, completions, failure, limit, expected):
-    """Of completions of at most `limit` tokens, in a run of completions of at most 8. The end token in the prompt does
-    not count.
-    """
+@pytest.mark.parametrize(("completions", "failure", "expected"), FOUND.values(), ids=FOUND)
+def test_what_completions_and_their_rewards_show(policy, make_rollout, completions, failure, expected):
+    """Of completions of at most 8 tokens. The end token in the prompt does not count."""
     rollouts = [
         make_rollout([END], ids, reward=None if value is None else Reward(value), finish_reason=end)
         for (ids, end), value in completions
     ]
     played = Rollouts(rollouts, [f"Traceback\n  {failure}\nKeyError: 'answer'\n"] * bool(failure))
-    task, config = Task(Dataset(lengths(1), lengths(2)), never), sized(max_tokens=8)
-    found = list(sample_findings(policy, None, "mine", task, played, limit, 0.0, config))
+    found = list(sample_findings(policy, "mine", played, 8))
     assert len(found) == bool(expected) and all(expected in finding for finding in found)
 
 
@@ -113,33 +107,24 @@ def test_one_prompt_is_shown_with_its_best_and_its_worst_completion(policy, make
         ({"keep_best": True, "steps": 4}, 3),  # after steps 2 and 4, and the best
     ],
 )
-def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch, changes, count):
+def test_room_for_the_checkpoints_that_are_kept_is_advised(policy, tmp_path, monkeypatch, changes, count):
     settings = {"save_every": 2, "keep_checkpoints": 2, "keep_best": False, "steps": 6, **changes}
     config = sized(checkpoints_dir=str(tmp_path), **settings)
-    one, free = checkpoint_bytes(policy, config), []
+    free = [count * (4 + 8) * policy.num_weights + 1]  # float32 weights and both moments
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[-1]))
-    free.append(count * one + 1)
     assert list(disk_findings(policy, config)) == []
-    free.append(count * one)
+    free.append(free[0] - 1)
     one_finding(disk_findings(policy, config), f"{count} checkpoints take about", "--keep-checkpoints")
-    free.append(one + 1)
-    require_room(policy, config, tmp_path / "run")
-    free.append(one)
-    with pytest.raises(UserError, match=r"a checkpoint takes about .* free: make room there"):
-        require_room(policy, config, tmp_path / "run")
 
 
 def test_a_reward_that_always_raises_ends_the_run_in_one_line_with_its_place(policy, engine, workers, sevens):
     task = Task(sevens.dataset, unfinished)
-    line, count = unfinished.__code__.co_firstlineno, 2 * len(sevens.dataset.train)
-    with pytest.raises(UserError, match=f"every reward .* failed in the preflight, {count} of {count}") as refused:
-        list(preflight(policy, engine, workers, task, sized(group_size=2, max_tokens=3)))
+    line = unfinished.__code__.co_firstlineno
+    with pytest.raises(UserError, match=r"every reward .* failed in the preflight, 6 of 6") as refused:
+        list(preflight(policy, engine, workers, task, sized(prompts_per_step=3, group_size=2, max_tokens=3)))
     assert "NotImplementedError" in str(refused.value) and "\n" not in str(refused.value)
     (place,) = re.findall(r"rewards\.py:(\d+)\)", str(refused.value))
     assert line < int(place) <= line + 3
-
-
-SMALL = 135 * 10**6
 
 
 @pytest.mark.parametrize(
@@ -160,25 +145,23 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
     weights = list(policy.model.parameters())
     for weight in weights[1:]:
         weight.requires_grad_(False)
-    policy._activation_growth = (100.0, 2.0)  # bytes of a token, and of each token that it sees
+    policy._activation_growth = (100.0, 0.0)
     # A gradient of 4 bytes and the moments for each weight that trains; activations of 2 x 3 x 9 tokens.
-    more = (4 + 8) * weights[0].numel() + 54 * (100 + 2 * 9)
+    more = (4 + 8) * weights[0].numel() + 54 * 100
     config = sized(prompts_per_step=2, group_size=3, max_tokens=9, activation_checkpointing="never")
     monkeypatch.setattr(type(policy), "free_memory", lambda self: more + 1)
     assert list(memory_findings(policy, config)) == []
     monkeypatch.setattr(type(policy), "free_memory", lambda self: more)
     one_finding(memory_findings(policy, config), "beside the loaded weights", "choose a smaller model")
     assert list(memory_findings(policy, config.with_settings(micro_batch_tokens=53))) == []
-    assert (
-        held_bytes(policy, config, 10**6)["activations"] == config.micro_batch_tokens * 118
-    )  # no more than a micro-batch
+    assert held_bytes(policy, config, 10**6)["activations"] == config.micro_batch_tokens * 100  # of one at a time
 
 
 @pytest.mark.parametrize(
     ("sharding", "shards"), [("none", 1), ("full", 8), ("hybrid", 4)], ids=["none", "full", "hybrid"]
 )
 def test_eight_processes_on_two_machines_hold_shards_each(policy, monkeypatch, sharding, shards):
-    half = SimpleNamespace(count=8, local_count=4, dtype=torch.bfloat16)
+    half = SimpleNamespace(count=8, local_count=4, dtype=torch.bfloat16, device=torch.device("cuda"))
     monkeypatch.setattr(policy, "processes", half)
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 10)  # so little that activations are recomputed
     policy._activation_growth = (100.0, 0.0)
@@ -189,31 +172,32 @@ def test_eight_processes_on_two_machines_hold_shards_each(policy, monkeypatch, s
     }
 
 
-@pytest.mark.parametrize(
-    ("weights", "settings", "cheap", "sampled"),
-    [
-        (10**6, {}, True, (48, 8, 192)),  # a step
-        (SMALL, {"max_tokens": 1024}, True, (2, 8, 128)),  # as many tokens, in completions of at most twice its limit
-    ],
-)
-def test_no_more_is_sampled_than_in_a_default_step(policy, monkeypatch, weights, settings, cheap, sampled):
-    monkeypatch.setattr(type(policy), "num_weights", weights)
-    task = Task(Dataset(lengths(*range(1, 99)), lengths(99)), never, cheap=cheap)
-    examples, plan = sampled_as(policy, "mine", task, sized(**settings), 1)
-    assert (len(examples), plan.group_size, plan.max_tokens) == sampled
-
-
-def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollout, monkeypatch):
-    """Four completions in 2 s, of which one, cut off, may be twice as long: 5 / 4 of it each. A forward pass of them
-    takes 0.8 s.
+def test_the_time_and_memory_of_a_run_follow_from_the_sample_and_the_weights_of_its_tasks(
+    policy, make_rollout, monkeypatch
+):
+    """Two tasks of weights 3 and 1: a step of 8 prompts has 6 of one and 2 of the other. Of each a group of 4 was
+    sampled, in 2 s and in 10 s; a forward pass takes 0.2 s for a completion of 3 tokens.
     """
-    monkeypatch.setattr(module, "forward_s", lambda policy, rollouts, _: 0.2 * len(rollouts))
-    monkeypatch.setattr(module, "held_bytes", lambda policy, config, tokens: {"activations": tokens * 2**30})
-    rollouts = [make_rollout([1], [5, 6], finish_reason=end) for end in ("stop", "stop", "stop", "length")]
-    sizes = {"prompts_per_step": 2, "group_size": 4, "max_tokens": 4, "eval_every": 5, "eval_samples": 2}
+    monkeypatch.setattr(module, "forward_s", lambda policy, rollouts, config: 0.2 * len(rollouts))
+    monkeypatch.setattr(module, "held_bytes", lambda policy, config, tokens: {"activations": tokens * 2**20})
+    sizes = {"prompts_per_step": 8, "group_size": 4, "eval_every": 5, "eval_samples": 2, "steps": 10}
     task = Task(Dataset(lengths(99), lengths(*range(10))), never)
-    sampled = {"mine": Sampled(rollouts, 2, 2.0)}
-    line = estimate(policy, {"mine": task}, sampled, sized(steps=10, **sizes), 2**29)
-    # Of 8 completions: 8 / 4 x 5 / 4 x (2 + 3 x 0.8) s. Of 10 x 3 held-out ones: 30 / 4 x 5 / 4 x 2 s, three times.
-    # 10 steps of 11 s and 3 evaluations of 18.75 s are 166 s. 8 / 4 x 5 / 4 x (4 x 3) tokens.
-    assert line == "about 11 s a step, 19 s an evaluation, 3 min in all, and 30.5 GiB of memory"
+    sampled = {
+        name: Sampled(1, [make_rollout([1], [5, 6])] * 4, s) for name, s in (("countdown", 2.0), ("hanoi", 10.0))
+    }
+    config = sized(task="countdown:3,hanoi:1", **sizes)
+    line = estimate(policy, dict.fromkeys(sampled, task), sampled, config, 2**29)
+    # 6 (2 + 3 x 0.8) + 2 (10 + 3 x 0.8) = 51.2 s. Of 10 x 3 held-out completions of each: 30 / 4 x (2 + 10) = 90 s.
+    # 10 steps and 3 evaluations are 782 s. 8 x 4 x 3 tokens of 1 MiB beside 512.
+    assert line == "about 0:00:52 a step, 0:01:30 an evaluation, 0:13:02 in all, and 0.6 GiB of memory"
+
+
+def test_each_of_several_tasks_is_sampled_and_named_in_its_findings(policy, engine, workers, sevens):
+    few = Task(Dataset(sevens.dataset.train, lengths(1, 2)), never, cheap=True, solution=lambda _: "1 2 3")
+    config = sized(task="countdown:1,hanoi:9", prompts_per_step=2, group_size=2, max_tokens=3)
+    both = mixture({"countdown": few, "hanoi": sevens}, config.task_weights)
+    found = [one for one in preflight(policy, engine, workers, both, config) if "countdown" in one]
+    assert found[0].startswith("countdown has 2 held-out examples: with fewer than 20")
+    count = len(sevens.dataset.train) + 2  # one line of both splits
+    assert found[1].startswith(f"{count} of {count} examples of countdown have no answer of 3 tokens or less")
+    assert found[-1].startswith("countdown: every completion was rewarded 0: nothing can be learned")

@@ -23,15 +23,13 @@ from minrl.tasks.programs import programs
 from minrl.tasks.python_tool import (
     INSTRUCTIONS,
     PythonOptions,
-    ToolResult,
     find_call,
     program_of,
     run_program,
-    stopped,
-    tool_message,
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
+from minrl.tasks.tools import ToolResult, stopped, tool_message
 from minrl.utils.task_names import option_keys, task_key
 from tests.chat_templates import tokenizer
 from tests.conftest import CPU
@@ -232,7 +230,7 @@ def test_the_tool_speaks_in_the_templates_turn_or_in_the_users(template, before,
     own = tokenizer("bytes", template, "<|im_start|> <|im_end|>", eos="<|im_end|>")
     chat = ChatTokenizer(tokenizer=own, chat_template_options={})
     end = own.convert_tokens_to_ids("<|im_end|>")
-    ids = chat.encode_next_turn(tool_message(ROWS[0].prompt, "4 2"), [end])
+    ids = chat.encode_next_turn(tool_message(ROWS[0].prompt, [({}, "4 2")]), [end])
     assert chat.decode_all(ids) == f"\n<|im_start|>{before}4 2{after}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -274,7 +272,7 @@ def test_demonstrations_call_in_the_form_that_is_run(name):
         for (_, said), (shown, _) in pairwise(turns):
             if (call := find_call(said)) is not None:
                 called += 1
-                assert shown == tool_message([], str(eval(program_of(call[1]).removeprefix("print"))))
+                assert shown == tool_message([], [({}, str(eval(program_of(call[1]).removeprefix("print"))))])
         assert {*" ".join(said for _, said in turns).split()} <= words
     assert called >= 8
 

@@ -169,7 +169,7 @@ def test_log_probabilities_are_those_of_eager_transformers(model, processes):
         rows.log_softmax(-1).gather(1, torch.tensor(text[1:])[:, None])[:, 0]
         for rows, text in zip(logits, texts, strict=True)
     ]
-    torch.testing.assert_close(ours, torch.cat(expected), atol=1e-4, rtol=0)
+    torch.testing.assert_close(ours, torch.cat(expected), atol=1e-4, rtol=1e-4)  # of float32, at any text
 
 
 WINDOWS, TOKENS = 32, 36

@@ -1,7 +1,5 @@
 """A step can be repeated from the checkpoint before it, and what was changed is found."""
 
-import gzip
-import json
 import shutil
 
 import pytest
@@ -9,16 +7,17 @@ import pytest
 from minrl import trainer
 from minrl.__main__ import main
 from minrl.dataflow import UserError
-from minrl.run.checkpoint import load_state, save_state
+from minrl.run.checkpoint import load_state, save_state, thin_out
 from minrl.run.folder import RunFolder
-from minrl.tools.verify.verify import DIFFERS
+from minrl.tools.verify import DIFFERS
 from minrl.tracking.writers import PARTS
 from minrl.utils.files import read_json, read_jsonl, write_json, write_jsonl
 from tests.killing import killed_at
+from tests.parsed import sized
 from tests.say_sevens import SAY_SEVENS
 
 SETTINGS = """--prompts-per-step 4 --group-size 8 --steps 5 --save-every 2 --keep-checkpoints 0 --eval-every 0
-    --no-eval-first --eval-examples 4 --eval-samples 1 --rollouts-every 2 --threads 1 --device cpu"""
+    --no-eval-first --eval-examples 4 --eval-samples 1 --rollouts-every 2 --threads 1 --device cpu --kl-coef 0.01"""
 FLAGS = [*SAY_SEVENS, *SETTINGS.split()]
 NAME = "sevens-grpo-seed0"
 
@@ -37,9 +36,6 @@ def place(whole, tmp_path, monkeypatch):
     for name in ("runs", "checkpoints"):
         shutil.copytree(whole / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    config = read_json(tmp_path / "runs" / NAME / "config.json")
-    config["config"] |= {"runs_dir": str(tmp_path / "runs"), "checkpoints_dir": str(tmp_path / "checkpoints")}
-    write_json(tmp_path / "runs" / NAME / "config.json", config)
     return tmp_path
 
 
@@ -77,7 +73,7 @@ def edit_weights(saved):
 
 
 def seal_again(saved):
-    save_state(load_state(saved), saved)
+    save_state(load_state(saved), saved, saved)
 
 
 def test_a_changed_checkpoint_is_found_in_the_steps_after_it(place, capsys):
@@ -88,24 +84,36 @@ def test_a_changed_checkpoint_is_found_in_the_steps_after_it(place, capsys):
     assert " model.safetensors DIFFERS" in capsys.readouterr().out
 
 
-def test_the_first_token_that_differs_is_named(place, capsys):
-    path = place / "runs" / NAME / "rollouts" / "step_000004.jsonl.gz"
-    with gzip.open(path, "rt") as file:
-        lines = [json.loads(line) for line in file]
-    was = lines[1]["ids"]
-    now = lines[1]["ids"] = [*was[:-1], was[-1] + 1]
-    with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    assert main(["verify", NAME, "--step", "4"]) == DIFFERS
-    said = capsys.readouterr().out
-    assert f"rollout 2 (train) differs in ids from token {len(was) - 1}: {now[-1:]}, now {was[-1:]}" in said
+def test_a_repeated_step_is_no_run_of_the_logger(place, monkeypatch):
+    config = read_json(place / "runs" / NAME / "config.json")
+    write_json(place / "runs" / NAME / "config.json", {**config, "config": {**config["config"], "logger": "wandb"}})
+    opened = []
+    monkeypatch.setattr("minrl.tracking.writers.Board", lambda *given: opened.append(given))
+    assert main(["verify", NAME, "--step", "5"]) == 0 and not opened
+
+
+def test_nothing_is_said_of_resuming_the_copy(place, monkeypatch, capsys):
+    def fail(session):
+        raise UserError("no room")
+
+    monkeypatch.setattr("minrl.tools.verify.loop", fail)
+    with pytest.raises(UserError, match="no room"):
+        main(["verify", NAME, "--step", "5"])
+    assert "stopped at step" not in capsys.readouterr().err
+
+
+def test_a_step_is_not_repeated_from_a_checkpoint_without_moments(place):
+    thin_out(place / "checkpoints" / NAME, sized(keep_checkpoints=0, save_moments="last"))
+    with pytest.raises(UserError, match=r"no whole checkpoint with optimizer state of a step before it"):
+        main(["verify", NAME, "--step", "4"])
+    assert main(["verify", NAME, "--step", "5"]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "no run nowhere"),
-        ([NAME, "--step", "2"], "has no whole checkpoint of a step before it .it has 2, 4, 5.;"),
+        ([NAME, "--step", "2"], "has no whole checkpoint with optimizer state of a step before it .it has 2, 4, 5.;"),
         ([NAME, "--step", "9"], "nothing of step 9: it has 1, 2, 3, 4, 5"),
     ],
 )

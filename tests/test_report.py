@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
+import minrl
 from minrl.__main__ import main
 from minrl.dataflow import UserError
 from minrl.report import charts, page
 from minrl.report.charts import Chart, svg
 from minrl.report.page import markdown_table, over_seeds, results
-from minrl.report.report import _default_folder
-from minrl.report.runs import groups_of, mean, read_run, student
+from minrl.report.runs import RunCurves, groups_of, mean, read_run
 from minrl.utils.files import LOCK, append_jsonl, lock, write_packed
 
 
 @pytest.fixture(autouse=True)
 def titles_alone(monkeypatch):
     """Of each chart a page has the title: drawing takes most of the time."""
-    monkeypatch.setattr(page, "svg", lambda chart: f"<svg>{chart.title}</svg>")
+    monkeypatch.setattr(page, "svg", lambda chart, *_: f"<svg>{chart.title}</svg>")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_runs_stand_side_by_side(make_run, capsys, tmp_path):
     first, second = make_run("a"), make_run("b", algorithm="rloo", learning_rate=1e-3)
     text, folder, said = report(capsys, first, second, "--output", tmp_path / "out")
     assert folder == tmp_path / "out" and said == ""
-    assert "| a | 40.0% (30.0 to 50.0) | 60.0% (50.0 to 70.0) | 60.0% to 60.0% | sevens | grpo | 0 | 4 |" in text
+    assert "| a | 40.0% (30.0% to 50.0%) | 60.0% (50.0% to 70.0%) | 60.0% to 60.0% | sevens | grpo | 0 | 4 |" in text
     assert "| sevens | rloo | 0 | 4 |" in text
     assert '| `--algorithm` | `"grpo"` | `"rloo"` |' in text and "| `--learning-rate` | - | `0.001` |" in text
     assert "--runs-dir" not in text and "--seed" not in text.split("## Settings")[1].split("Made by")[0]
@@ -81,9 +81,9 @@ def without_step_0(folder):
 @pytest.mark.parametrize(
     ("steps", "change", "scores"),
     [
-        (4, None, ["40.0% (30.0 to 50.0)", "60.0% (50.0 to 70.0)", "60.0% to 60.0%"]),
-        (3, None, ["40.0% (30.0 to 50.0)", "50.0% (40.0 to 60.0) at step 2", "60.0% to 60.0%"]),
-        (4, without_step_0, ["-", "60.0% (50.0 to 70.0)", "- to 60.0%"]),
+        (4, None, ["40.0% (30.0% to 50.0%)", "60.0% (50.0% to 70.0%)", "60.0% to 60.0%"]),
+        (3, None, ["40.0% (30.0% to 50.0%)", "50.0% (40.0% to 60.0%) at step 2", "60.0% to 60.0%"]),
+        (4, without_step_0, ["-", "60.0% (50.0% to 70.0%)", "- to 60.0%"]),
     ],
 )
 def test_a_run_is_shown_as_far_as_it_came(make_run, steps, change, scores):
@@ -94,23 +94,19 @@ def test_a_run_is_shown_as_far_as_it_came(make_run, steps, change, scores):
         file.write('{"step": 9, "reward/me')  # a kill cut the line off
     run = read_run(folder)
     assert results([run])[1] == [["a", *scores, "-" if scores[0] == scores[1] else "sevens", "grpo", "0", str(steps)]]
-    assert run.unfinished == f"a has no summary.json: it is still going on, or was stopped, after step {steps}"
-    assert charts.curves(groups_of([run]), "step", 0.6) or scores[0] == scores[1]  # nothing has a curve after a step
+    assert page.unfinished([run]) == [f"a has no summary.json: it is still running, or was stopped, after step {steps}"]
 
 
-def test_each_comparison_has_a_folder_of_its_own(make_run, capsys, tmp_path):
-    compared = [("a", "b"), ("a", "c"), ("b", "a"), ("d" * 100, "e" * 100), ("d" * 100, "f" * 100)]
-    names = dict.fromkeys(name for pair in compared for name in pair)
-    runs = {name: read_run(make_run(name, steps=1, finished=False)) for name in names}
-    folders = [_default_folder([runs[one], runs[two]], one, "runs") for one, two in compared]
-    assert len(set(folders)) == len(compared) and folders[0] == Path("runs/report/a+b")
+def test_a_report_lies_in_its_runs_folder_and_that_of_several_beside_them(make_run, capsys, tmp_path):
+    names = ["a", "b"]
+    for name in names:
+        make_run(name, steps=1, finished=name == "b")
     where = ["--runs-dir", tmp_path / "runs"]
     text, folder, said = report(capsys, "a", *where)
     assert folder == tmp_path / "runs/a/report" and text.startswith("# a\n")
-    assert said == f"{runs['a'].unfinished}\n" and f"- {runs['a'].unfinished}" in text
-    report(capsys, "a", "b", *where)
-    everything = sorted(path for path in (tmp_path / "runs").glob("*") if len(path.name) < 99)  # that report's too
-    assert report(capsys, *everything, *where)[1] == tmp_path / "runs/report/a+b+c"
+    assert said == "a has no summary.json: it is still running, or was stopped, after step 1\n" and said.strip() in text
+    assert report(capsys, *names, *where)[1] == tmp_path / "runs/report"
+    assert report(capsys, *sorted((tmp_path / "runs").glob("*")), *where)[0].startswith("# a / b\n")  # its folder too
 
 
 def broken(name, text):
@@ -142,15 +138,15 @@ def test_what_is_broken_is_said_in_one_line(make_run, capsys, tmp_path, breaking
         main(["report", str(folder)])
     assert "\n" not in str(error.value)
     said = listed(capsys, tmp_path / "runs").splitlines()
-    assert any(line.startswith(f"a: {listed_as}" if listed_as else "a") for line in said) and "good" in said
+    assert any(line.startswith(f"a: {listed_as}" if listed_as else "a ") for line in said)
+    assert any(line.startswith("good ") for line in said)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "x"], "--output and --smoothing are for the report of a run: name one"),
         (["countdwn-grpo"], "no run countdwn-grpo: .*; did you mean countdown-grpo?"),
-        (["countdown-grpo", "countdown-grpo"], "two of the runs are called countdown-grpo"),
+        (["countdown-grpo", "--axis", "token"], "axis must be one of step, tokens, seconds, got 'token'"),
     ],
 )
 def test_what_the_user_got_wrong_is_said_in_one_line(make_run, tmp_path, arguments, message):
@@ -159,26 +155,45 @@ def test_what_the_user_got_wrong_is_said_in_one_line(make_run, tmp_path, argumen
         main(["report", *arguments, "--runs-dir", str(tmp_path / "runs")])
 
 
-def test_the_page_is_one_file_with_every_curve_over_steps_tokens_and_seconds(make_run, capsys):
+def test_the_page_is_one_file_that_asks_nothing_of_a_network_and_takes_no_markup(make_run, capsys):
     folder = make_run("a", not_default={"judge_prompt": "<b>why</b> not"}, judge_prompt="<b>why</b> not")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines[1:]:
-        line |= {"speed/tokens_per_s": 50.0, "system/memory_gib": 1.0, "system/cpu_percent": 90.0}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, written, _ = report(capsys, folder)
     source = (written / "report.html").read_text()
     assert not re.search(r"""(src|href|action)=["'](?!#)|<script|<link|<iframe|url\(http""", source)
-    for axis in ("tokens", "seconds"):
-        assert f"#by-{axis}:not(:checked) ~ .{axis}" in source
-    assert source.count("<svg>held-out pass@1 of sevens</svg>") == source.count("<svg>reward</svg>") == 3
+    assert source.count("<svg>held-out pass@1 of sevens</svg>") == source.count("<svg>reward</svg>") == 1
     assert "&lt;b&gt;why&lt;/b&gt; not" in source and "<b>why" not in source
-    # Steps of 2 seconds with 50 tokens a second, none before step 1.
+
+
+def test_tokens_and_seconds_add_up_from_the_first_step(make_run):
+    folder = make_run("a", steps=3)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [lines[0], *(line | {"speed/tokens_per_s": 50.0} for line in lines[1:])]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = read_run(folder)
-    assert list(run.positions("tokens").values()) == [0.0, 100.0, 200.0, 300.0, 400.0]
+    assert run.positions("tokens") == {0: 0.0, 1: 100.0, 2: 200.0, 3: 300.0}
+    assert run.positions("seconds") == {0: 0.0, 1: 2.0, 2: 4.0, 3: 6.0}
     # A round of expert iteration has the tokens of its last optimizer step too, and counts those that it sampled.
     line = {"time/step_s": 2.0, "speed/tokens_per_s": 50.0, "sft/tokens": 7.0}
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **line}) + "\n" for step in (1, 2)))
-    assert read_run(folder).positions("tokens") == {1.0: 100.0, 2.0: 200.0}
+    assert read_run(folder).positions("tokens") == {1: 100.0, 2: 200.0}
+
+
+def test_a_chart_reads_each_line_of_a_run_a_few_times(make_run, monkeypatch):
+    """The time of a report is linear in the steps."""
+    read, positions = [], RunCurves.positions
+    monkeypatch.setattr(RunCurves, "positions", lambda *given: read.append(given) or positions(*given))
+    groups = groups_of([read_run(make_run("a", steps=50))])
+    svg(charts.charts_of(groups)[0], groups, "seconds", 0.6)
+    assert len(read) == 1
+
+
+def test_the_curves_are_pictures_too_and_a_list(make_run, capsys):
+    folder = make_run("a")
+    assert main(["report", str(folder), "--png", "--axis", "seconds"]) == 0
+    pictures = [Path(line) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert {"reward_mean.png", "eval_sevens_pass_at_1.png"} <= {path.name for path in pictures}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert [line.get("reward/mean") for line in minrl.metrics(str(folder))] == [None, 0.125, 0.25, 0.375, 0.5]
 
 
 def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interval(make_run, capsys):
@@ -196,31 +211,40 @@ def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interva
     assert [group.name for group in groups] == ["x, 2 seeds", "y-seed0", "x-seed0-2"]
     rows = over_seeds(groups)[1]
     # 0.60 and 0.62: mean 0.61, standard error 0.01, and 12.7062 times that on both sides.
-    assert rows[0] == ["x, 2 seeds", "sevens", "40.0% (40.0 to 40.0)", "61.0% (48.3 to 73.7)"]
+    assert rows[0] == ["x, 2 seeds", "sevens", "40.0% (40.0% to 40.0%)", "61.0% (48.3% to 73.7%)"]
     assert rows[1] == ["y-seed0", "sevens", "40.0% (one seed)", "60.0% (one seed)"]
     text, written, _ = report(capsys, *runs[:2])
     assert text.startswith("# x, 2 seeds\n") and markdown_table(*over_seeds(groups[:1])) in text
     assert "Over seeds" in (written / "report.html").read_text()
     three = groups_of([*groups[0].runs, read_run(make_run("x-seed2", seed=2))])
-    drawn = [svg(charts.curves(found, "step", 0.6)[0]) for found in (groups[:1], three)]
-    assert ['id="band"' in chart for chart in drawn] == [False, True]  # that of two seeds would hide everything
+    reward, score, *_ = charts.charts_of(three)
+    bands = [
+        'id="band"' in svg(chart, found, "step", 0.6)
+        for chart, found in ((reward, groups[:1]), (reward, three), (score, groups[1:2]), (reward, groups[1:2]))
+    ]
+    assert bands == [False, True, True, False]  # that of two seeds would hide everything; a run's score has its own
+
+
+@pytest.mark.parametrize("name", ["keep_checkpoints", "save_every", "keep_best", "rollouts_every", "judge_cache"])
+def test_settings_of_files_do_not_divide_seeds(make_run, name):
+    runs = [read_run(make_run(f"x-seed{seed}", seed=seed, **{name: seed})) for seed in (0, 1)]
+    assert len(groups_of(runs)) == 1
 
 
 def test_students_interval_is_that_of_the_tables():
-    # The 97.5 % quantiles with 1, 10, 20, 60 degrees of freedom and, without end, the normal distribution's.
-    for free, quantile in ((1, 12.706), (10, 2.228), (11, 2.201), (60, 2.000), (10**6, 1.960)):
-        assert student(free) == pytest.approx(quantile, abs=6e-4)
-    three = mean([1.0, 2.0, 3.0])  # standard deviation 1
-    assert three.high - three.value == pytest.approx(4.3027 / 3**0.5)
+    for count, quantile in ((2, 12.706), (3, 4.303), (11, 2.228), (30, 2.228)):  # of more than 11 the last
+        value, low, high = mean([0.0, 2.0] + [1.0] * (count - 2))
+        deviation = (2 / (count - 1)) ** 0.5
+        half = pytest.approx(quantile * deviation / count**0.5, rel=1e-3)
+        assert (high - value, value - low) == (half, half) and value == 1
 
 
 @pytest.mark.parametrize(("values", "scale"), [([], "log"), ([-1.0, -1.0], "log"), ([1e-9, 1e9], "linear")])
-def test_a_chart_takes_any_values(values, scale):
-    def draw(axes):
-        axes.plot(range(len(values)), values)
-        charts._finish(axes, "step", scale)
-
-    text = svg(Chart("<b>", draw))
+def test_a_chart_takes_any_values(make_run, values, scale):
+    folder = make_run("a")
+    lines = [{"step": step, "x": value} for step, value in enumerate(values)] or [{"step": 0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = svg(Chart("<b>", "x", scale), groups_of([read_run(folder)]), "step", 0.0)
     assert "nan" not in text.lower() and "&lt;b&gt;" in text
 
 
@@ -238,11 +262,12 @@ def test_without_a_name_all_runs_are_listed_the_last_written_at_the_end(make_run
         for path in (runs / name).glob("*.json*"):
             os.utime(path, (1e9 - 60 * age,) * 2)
     with lock(held / LOCK):
-        done, stopped, now, _ = listed(capsys, runs).split("\n\n")
-    assert done.startswith("z-done\n  finished, step 4") and "40.0% before, 60.0% after" in done
-    assert stopped.startswith("a-stopped\n  stopped, step 3") and f"minrl train --resume {runs}/a-stopped" in stopped
-    assert now.startswith(f"b-now\n  going on (process {os.getpid()} on ") and "--resume" not in now
-    assert "b-now\n  stopped, step 2" in listed(capsys, runs)  # its process is gone
+        done, stopped, now = (line.split() for line in listed(capsys, runs).splitlines() if "sevens" in line)
+    assert done[:7] == ["z-done", "finished", "4", "sevens", "40.0%", "60.0%", "09"]
+    assert stopped[:6] == ["a-stopped", "stopped", "3", "sevens", "40.0%", "50.0%"]
+    assert now[:3] == ["b-now", "running", "2"]
+    said = listed(capsys, runs)
+    assert "stopped" in said.split("b-now")[1] and f"--resume {runs}/RUN" in said  # its process is gone
 
 
 def test_a_cell_cannot_break_its_table():

@@ -16,7 +16,7 @@ from minrl import trainer
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.dataflow import UserError
-from minrl.run.checkpoint import newest_complete
+from minrl.run.checkpoint import newest
 from minrl.run.run import open_run
 from minrl.tracking import session as logger
 from minrl.utils.cli import parse
@@ -97,7 +97,7 @@ def test_the_steps_of_the_run_change_the_weights(uninterrupted):
 
 def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted, capsys):
     assert main(["train", *FLAGS, *folders(folder), "--steps", "4"]) == 0
-    last = newest_complete(folder / f"checkpoints/{NAME}")
+    last = newest(folder / f"checkpoints/{NAME}")
     (last / "model.safetensors").write_bytes((last / "model.safetensors").read_bytes()[:1000])
     assert main(["train", "--resume", str(run_folder(folder)), "--steps", "6", "--runs-dir", str(folder / "runs")]) == 0
     assert summary(folder)["weights_sha256"] == uninterrupted[1]["weights_sha256"]
@@ -182,7 +182,7 @@ def test_a_killed_run_continues_to_the_same_weights(tmp_path, uninterrupted, mom
         if not KILL_WHEN[moment](tmp_path):
             return False
         if steps_written(tmp_path):
-            with pytest.raises(UserError, match=rf"is going on \(process {process.pid} on"):
+            with pytest.raises(UserError, match=rf"is running \(process {process.pid} on"):
                 main(["train", "--resume", "latest", *folders(tmp_path)])
         return True
 
@@ -191,6 +191,20 @@ def test_a_killed_run_continues_to_the_same_weights(tmp_path, uninterrupted, mom
     flags = ["--resume", "latest"] if begun else FLAGS
     assert start(tmp_path, *flags, *folders(tmp_path)).wait(timeout=600) == 0
     assert_as_never_stopped(tmp_path, uninterrupted[1])
+
+
+@pytest.mark.slow
+def test_a_run_killed_when_an_older_checkpoint_has_lost_its_moments_continues_to_the_same_weights(
+    tmp_path, uninterrupted
+):
+    kept, flags = tmp_path / f"checkpoints/{NAME}", [*FLAGS, "--save-moments", "last", *folders(tmp_path)]
+    process, moments = start(tmp_path, *flags), kept / "step_000001/optimizer.safetensors"
+    ready = lambda: moments.parent.exists() and not moments.exists()  # noqa: E731
+    assert signal_when(process, ready, signal.SIGKILL) == -signal.SIGKILL
+    assert start(tmp_path, "--resume", "latest", *folders(tmp_path)).wait(timeout=600) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted[1])
+    left = [path.parent.name for path in sorted(kept.glob("step_*/optimizer.safetensors"))]
+    assert left == ["step_000005", "step_000006"]
 
 
 @pytest.mark.slow
@@ -209,9 +223,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, uninterrupted):
     process = start(tmp_path, *FLAGS, *folders(tmp_path), "--save-every", "0")
     assert signal_when(process, lambda: len(steps_written(tmp_path)) >= 3, signal.SIGINT) == 130
     said = (tmp_path / "stderr.txt").read_text()
-    assert f"go on with: python -m minrl train --resume {run_folder(tmp_path)}" in " ".join(said.split())
+    assert f"resume with: python -m minrl train --resume {run_folder(tmp_path)}" in " ".join(said.split())
     assert "Traceback" not in said
-    assert newest_complete(tmp_path / f"checkpoints/{NAME}") is not None
+    assert newest(tmp_path / f"checkpoints/{NAME}") is not None
     assert not (run_folder(tmp_path) / "summary.json").exists()
     assert start(tmp_path, "--resume", str(run_folder(tmp_path)), *folders(tmp_path)).wait(timeout=600) == 0
     assert_as_never_stopped(tmp_path, uninterrupted[1])

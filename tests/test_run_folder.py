@@ -11,12 +11,12 @@ from minrl import trainer
 from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.dataflow import UserError
-from minrl.run.checkpoint import save_policy
-from minrl.run.folder import OWNER, RunFolder, resolve_model
+from minrl.run.checkpoint import save_policy, thin_out
+from minrl.run.folder import RunFolder, resolve_model
 from minrl.run.run import Run, open_run, owned
 from minrl.run.setup import start_model
 from minrl.utils.cli import parse
-from minrl.utils.files import LOCK
+from minrl.utils.files import LOCK, write_json
 from tests.conftest import SMALL_RUN
 from tests.killing import killed_at
 from tests.parsed import sized
@@ -72,7 +72,7 @@ def names_in(folder):
 
 def new_run(folder, **more):
     places = {"runs_dir": str(folder / "runs"), "checkpoints_dir": str(folder / "checkpoints")}
-    return open_run(sized(**places, **more), {}, [])
+    return open_run(sized(**places, **more), {}, set())
 
 
 def hold(run, processes, begin, names, end):
@@ -126,14 +126,14 @@ def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
         pass
 
 
-# A run that is going on is not resumed.
+# A run that is running is not resumed.
 
 
 def test_a_run_that_is_going_on_is_not_resumed_until_its_process_ends(run, in_processes, found):
     before = files_of(".")
-    (process,), _, _ = in_processes([open_run(sized(resume="latest"), {}, ["--resume", "latest"])])
+    (process,), _, _ = in_processes([open_run(sized(resume="latest"), {}, {"resume"})])
     for name in ("latest", NAME, f"checkpoints/{NAME}/step_000001"):
-        with pytest.raises(UserError, match=rf"run .*{NAME} is going on \(process {process.pid} on .*\): wait for its"):
+        with pytest.raises(UserError, match=rf"run .*{NAME} is running \(process {process.pid} on .*\): wait for its"):
             resume(name, "--steps", "4")
     assert files_of(".") == before
     process.kill()
@@ -144,42 +144,43 @@ def test_a_run_that_is_going_on_is_not_resumed_until_its_process_ends(run, in_pr
 # Where a resume is refused, nothing is discarded.
 
 
-def elsewhere(**owner):
-    shutil.move("checkpoints", "others")
-    if owner:
-        path = Path("others", NAME, OWNER)
-        path.write_text(json.dumps(read(path) | owner))
-
-
 def none_whole():
     shutil.rmtree(KEPT / "step_000001")
     (KEPT / "step_000002/trainer.json").unlink()
     (KEPT / "step_000003/model.safetensors").write_bytes(b"")
 
 
-FOREIGN = {"id": "another", "folder": "/far/away"}
+def without_moments():
+    thin_out(KEPT, sized(keep_checkpoints=0, save_moments="last"))
+    for number in (2, 3):
+        shutil.rmtree(KEPT / f"step_{number:06d}")
+
+
+MOVED = f"others/{NAME}/step_000003"
 REFUSED = {
     "an earlier checkpoint": (
         lambda: None,
         f"{KEPT}/step_000001",
         "is not the last .* step_000003: .* --model-id .*step_000001",
     ),
-    "moved checkpoints": (elsewhere, "latest", f"are not in .*{KEPT}: .*--checkpoints-dir"),
-    "a damaged identity": (
-        lambda: (KEPT / OWNER).write_text(json.dumps(read(KEPT / OWNER) | {"id": "another"})),
-        "latest",
-        "if that is it, its run.json is of another run, or damaged",
+    "moved checkpoints": (
+        lambda: shutil.move("checkpoints", "others"),
+        NAME,
+        f"are not in .*{KEPT}: .*--checkpoints",
+    ),
+    "the best": (lambda: None, f"{NAME}@best", f"from its last .* --resume {NAME}; .* --model-id {NAME}@best$"),
+    "a copy of a run without its checkpoints": (
+        lambda: shutil.copytree(f"runs/{NAME}", "runs/copy"),
+        "copy",
+        f"runs/copy is a copy of runs/{NAME}, .* to OTHER/copy, and give --checkpoints-dir OTHER$",
     ),
     "checkpoints without their run": (
-        lambda: elsewhere(**FOREIGN),
-        f"others/{NAME}/step_000003",
-        "belong to a run that is not there: .* --model-id .*_000003$",
+        lambda: (shutil.move("checkpoints", "others"), shutil.move("runs", "gone")),
+        MOVED,
+        f"the run of {MOVED} is not there: .* --model-id {MOVED}$",
     ),
-    "no whole checkpoint": (
-        none_whole,
-        "latest",
-        "step_000002: no readable trainer.json; step_000003: model.safetensors is not what was written",
-    ),
+    "no whole checkpoint": (none_whole, "latest", f"no checkpoint of run .* in .*{KEPT} is whole"),
+    "no moments": (without_moments, "latest", "step_000001 has no optimizer state .* --model-id .*step_000001$"),
 }
 
 
@@ -201,13 +202,35 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(place, f
     assert steps_of() == [0, 1, 2, 3] and weights_of() == weights_of(finished / "runs" / NAME)
 
 
-# It is found from anywhere.
+# It is found by whatever names it, wherever the project is.
+
+
+def test_a_run_is_found_by_its_name_folders_and_checkpoints_in_a_project_that_was_moved(run, found, monkeypatch):
+    shutil.rmtree(KEPT / "step_000001")
+    there = run / "moved and renamed"
+    there.mkdir()
+    for folder in ("runs", "checkpoints"):
+        shutil.move(folder, there)
+    monkeypatch.chdir(there)
+    names = [NAME, RUN, f"{NAME}@best", KEPT, KEPT / "step_000002", there / KEPT / "step_000001"]  # one was removed
+    assert {RunFolder.find(str(name)).path.resolve() for name in names} == {there / RUN}
+    assert found("latest").checkpoint == there / KEPT / "step_000003" == Path(resolve_model(NAME))
+    (there / "link").symlink_to(there / "runs")
+    assert RunFolder.find(f"link/{NAME}").checkpoints == there / KEPT
+    shutil.move("checkpoints", "others")
+    assert found(NAME, "--checkpoints-dir", "others").checkpoint == there / "others" / NAME / "step_000003"
+    shutil.rmtree("runs")
+    assert resolve_model(f"others/{NAME}") == f"others/{NAME}/step_000003"  # weights are taken without their run
+    write_json(RUN / "config.json", {})
+    for name, message in (("rum", "no run rum: .*; did you mean run"), (NAME, "config.json is damaged or not a run's")):
+        with pytest.raises(UserError, match=message):
+            RunFolder.open(name)
 
 
 # What is stored holds, and what has changed is reported.
 
 
-def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy):
+def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy, monkeypatch):
     assert start("--steps", "1", "--kl-coef", "0.01") == 0
     save_policy(make_policy(1), place / "model")
     before = files_of("runs")
@@ -218,24 +241,14 @@ def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy):
         resume("latest", "--steps", "2")
     assert files_of("runs") == before
     save_policy(make_policy(0), place / "model")
+    (place / "moved").mkdir()
+    for name in ("model", "runs", "checkpoints"):  # the whole project
+        shutil.move(name, place / "moved")
+    monkeypatch.chdir(place / "moved")
     assert resume("latest", "--steps", "2") == 0
 
 
-def test_models_are_found_by_the_names_of_runs_in_the_folder_that_is_given(run, monkeypatch):
+def test_models_are_found_by_the_names_of_runs_in_the_folder_that_is_given(run):
     shutil.move("runs", "others")
-    new = Run("new", sized(model_id=NAME, runs_dir="others"), {}, Path("new"), Path("new"))
+    new = Run(Path("new"), Path("new"), sized(model_id=NAME, runs_dir="others"), {})
     assert Path(start_model(new, {}, None)) == (run / KEPT / "step_000003")
-    shutil.copytree(Path("others", NAME), "others/countdown-grpo-seed0")
-    hint = r"^no run countdown-grpo-sed0: did you mean countdown-grpo-seed0\? A model of the hub is named OWNER/NAME$"
-    with pytest.raises(UserError, match=hint):
-        resolve_model("countdown-grpo-sed0", "others")
-    for hub in ("gpt2", "some/countdown-grpo-sed0"):
-        assert resolve_model(hub, "others") == hub
-
-
-def test_a_config_that_a_kill_left_half_written_does_not_take_the_name(tmp_path, processes):
-    run = new_run(tmp_path, run_name="mine")
-    run.folder.mkdir(parents=True)
-    (run.folder / "config.json.tmp").write_text("{")
-    with owned(run, processes) as mine:
-        assert mine.name == "mine"

@@ -24,6 +24,7 @@ from minrl.models import (
     scoring,
 )
 from minrl.models import logprobs as output_head
+from minrl.models.attention import StreamAttention
 from minrl.models.check import verify
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.scoring import Method, padded_rows, row_tokens, score, set_method
@@ -215,7 +216,7 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
     monkeypatch.setattr("minrl.models.scoring.output_head", lambda model: Head(model.lm_head.weight))
     monkeypatch.setattr("minrl.models.check.output_head", lambda model: Head(model.lm_head.weight))
     if refused:
-        with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: its logits are not .* head \(0\.0"):
+        with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: its last hidden states .* by 0\.0"):
             verify(model)
     else:
         verify(model)
@@ -226,6 +227,20 @@ def test_a_gradient_that_is_not_that_of_plain_transformers_refuses(monkeypatch):
     monkeypatch.setattr("minrl.models.check.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
     with pytest.raises(UserError, match=r"the gradient of .*q_proj.weight differs by 0.5 of"):
         verify(model)
+
+
+def test_a_packed_pass_that_is_wrong_in_bfloat16_alone_is_not_used(monkeypatch):
+    """As flash attention would be, which a card takes for nothing else."""
+    model, attend = make_model(SHAPES["qwen3"], torch.float32), StreamAttention.__call__
+    assert verify(model, in_bfloat16=True).method.packed
+
+    def broken(self, query, key, value, scale, window):
+        return attend(self, query, key, value, 0 if torch.is_autocast_enabled("cpu") else scale, window)
+
+    monkeypatch.setattr(StreamAttention, "__call__", broken)
+    assert verify(model).method.packed
+    found = verify(model, in_bfloat16=True)
+    assert not found.method.packed and found.why_not_packed.startswith("in bfloat16 ")
 
 
 def halved(values):

@@ -18,15 +18,17 @@ import openai
 import pytest
 
 import minrl.run.setup  # noqa: F401 - the programs that are forked need it
-from minrl.dataflow import Completion, Request, UserError
+from minrl.dataflow import Completion, Example, Request, Turn, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.models import run_of
+from minrl.rewards.episode import first_message
+from minrl.tasks import Dataset, Task
 from minrl.tasks.countdown import CountdownOptions
-from minrl.tools.serve import sampler as sampling
-from minrl.tools.serve import serve
-from minrl.tools.serve.api import ApiRequest
-from minrl.tools.serve.config import ServeConfig
+from minrl.tasks.task import chat
+from minrl.tools import serve
+from minrl.tools.config import ServeConfig
+from minrl.tools.serve import ApiRequest
 from minrl.utils.cli import parse
 from tests import evaluated
 from tests.forked import Forked
@@ -36,27 +38,29 @@ CHAT, TEXT = {"messages": QUESTION}, {"prompt": "numbers 3"}
 
 
 @contextmanager
-def serving(policy, engine, max_tokens=24, stop_strings=()):
-    """The endpoint as the program has it, but with threads that end; yields its sampler, port and client."""
-    sampler, ended = sampling.Sampler(policy, engine, max_tokens, stop_strings), []
-    listener, server = serve.listen(0), serve.http_server(sampler, "tiny")
+def serving(policy, engine, max_tokens=24, stop_strings=(), temperature=1.0):
+    """The endpoint as the program has it, but with threads that end; yields its port and client."""
+    sampler, ended = serve.Sampler(policy, engine, max_tokens, stop_strings), []
+    listener, server = socket.create_server((serve.HOST, 0)), serve.http_server(sampler, "tiny", temperature)
     port = listener.getsockname()[1]
 
     def sample():
         while not ended:
             sampler.step()
 
-    threads = [threading.Thread(target=sample), threading.Thread(target=server.run, args=([listener],))]
+    targets = (sample, ()), (server.run, ([listener],))
+    threads = [threading.Thread(target=target, args=given, daemon=True) for target, given in targets]
     for thread in threads:
         thread.start()
     with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield sampler, port, client
-    ended.append(True)
-    last = sampling.Job(ApiRequest(prompt=QUESTION, max_tokens=1), lambda event: None)
-    sampler.submit(last)
-    server.should_exit = True
-    for thread in threads:
-        thread.join()
+        try:
+            yield port, client
+        finally:
+            ended.append(True)
+            sampler.submit(serve.Job(ApiRequest(prompt=QUESTION, max_tokens=1), lambda event: None))
+            server.should_exit = True
+            for thread in threads:
+                thread.join(60)
 
 
 @pytest.fixture
@@ -67,7 +71,7 @@ def endpoint(policy, engine):
 
 @pytest.fixture
 def client(endpoint):
-    return endpoint[2]
+    return endpoint[1]
 
 
 def sampled(engine, prompt, seed, max_tokens, temperature=1.0):
@@ -86,8 +90,10 @@ def test_an_answer_is_what_the_engine_samples(client, engine, policy):
         assert answer.usage.prompt_tokens == len(policy.encode_prompt(QUESTION))
         assert answer.usage.completion_tokens == len(own.ids)
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    greedy = client.completions.create(model="tiny", prompt="numbers 3", temperature=0, max_tokens=7)
-    assert greedy.choices[0].text == policy.decode(sampled(engine, "numbers 3", 0, 7, 0.0).ids)
+    greedy = policy.decode(sampled(engine, "numbers 3", 0, 7, 0.0).ids)
+    assert client.completions.create(model="tiny", **TEXT, temperature=0, max_tokens=7).choices[0].text == greedy
+    with serving(policy, engine, temperature=0.0) as (_, other):  # the server's
+        assert other.completions.create(model="tiny", **TEXT, max_tokens=7).choices[0].text == greedy
 
 
 def test_a_stream_has_the_parts_of_the_whole(client):
@@ -101,7 +107,6 @@ def test_a_stream_has_the_parts_of_the_whole(client):
         own = [part.choices[0] for part in parts[:-1] if part.choices[0].index == choice.index]
         assert "".join(one.delta.content for one in own) == choice.message.content
         assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [choice.finish_reason]
-        assert [one.delta.role for one in own] == ["assistant"] + [None] * (len(own) - 1)
 
 
 def test_requests_at_once_get_the_same_answers_as_alone(client):
@@ -123,19 +128,18 @@ class Endless(TorchEngine):
     """Says the same again and again, until it is stopped."""
 
     context_length = 10**9
-    calls = rows = 0
 
     def __init__(self, policy, text):
         super().__init__(policy)
         self.said = policy.encode_text(text)
+        self.calls = []
 
     def generate(self, requests, sampling, heard=None):
-        self.calls, self.rows = self.calls + 1, max(self.rows, len(requests))
+        self.calls.append((len(requests), sampling.temperature))
         going, position = set(range(len(requests))), 0
         while going:
             for index in list(going):
-                spoken = len(requests[index].ids) + position - 2  # the prompts of these tests have two tokens
-                token = self.said[spoken % len(self.said)]
+                token = self.said[position % len(self.said)]
                 if not heard(index, token, -1.0) or position + 1 == requests[index].max_tokens:
                     going.discard(index)
             position += 1
@@ -143,51 +147,39 @@ class Endless(TorchEngine):
         return [Completion([], [], "stop")] * len(requests)
 
 
-def waits_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_ends_the_text_before_it(policy, stream):
     asked = {"model": "tiny", **TEXT, "max_tokens": 100, "stream": stream}
-    with serving(policy, Endless(policy, "3 + 5 7 5")) as (_, _, client):
+    with serving(policy, Endless(policy, "3 + 5 7 5")) as (_, client):
         answer = client.completions.create(**asked, stop=["5 5", "7 5"])
         parts = list(answer) if stream else [answer]
         assert "".join(part.choices[0].text for part in parts) == "3 + 5 "
         assert parts[-1].choices[0].finish_reason == "stop"
         assert stream or answer.usage.completion_tokens == 5  # up to the token that completed it
-    with serving(policy, Endless(policy, "3 + 5"), stop_strings=("+",)) as (_, _, client):  # the run's
+    with serving(policy, Endless(policy, "3 + 5"), stop_strings=("+",)) as (_, client):  # the run's
         answer = client.completions.create(**asked)
         assert "".join(part.choices[0].text for part in (answer if stream else [answer])) == "3 "
 
 
-def test_a_client_that_hangs_up_frees_its_place(policy):
-    with serving(policy, Endless(policy, "7")) as (sampler, port, _):
+def test_a_client_that_hangs_up_frees_the_engine(policy):
+    with serving(policy, Endless(policy, "7")) as (port, client):
         connection = http.client.HTTPConnection("127.0.0.1", port)
         body = json.dumps({**CHAT, "max_tokens": 10**6, "stream": True})
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-        waits_until(lambda: any(choice.ids for choice in sampler.choices))
+        assert connection.getresponse().readline().startswith(b"data: ")  # parts come before the end
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
-        waits_until(lambda: not any(choice.open for choice in sampler.choices))
+        assert client.completions.create(model="tiny", **TEXT, max_tokens=1).choices[0].text == "7"
 
 
-def test_new_requests_share_the_batch_and_wait_for_no_endless_answer(policy, monkeypatch):
-    monkeypatch.setattr(sampling, "ROUND", 10**6)  # only others end a round
+def test_what_waits_when_a_batch_ends_is_the_next_one(policy):
     engine = Endless(policy, "7")
-    with serving(policy, engine) as (sampler, _, client):
-        endless = client.completions.create(model="tiny", **TEXT, max_tokens=10**6, stream=True)
-        assert next(endless).choices[0].text  # parts come before the end
-        for temperature in (1.0, 0.5):
-            short = client.completions.create(model="tiny", **TEXT, max_tokens=200, temperature=temperature)
-            assert short.choices[0].text.split() == ["7"] * 200
-        assert engine.rows == 2  # the first, of its temperature, was sampled beside it
-        before = len(sampler.choices[0].ids)
-        waits_until(lambda: len(sampler.choices[0].ids) > before)
-        endless.close()
+    sampler, told = serve.Sampler(policy, engine, 3), []
+    for temperature in (0.5, 1.0, 0.5):
+        request = ApiRequest(prompt="numbers 3", temperature=temperature, n=2)
+        sampler.submit(serve.Job(request, lambda event: told.append(event)))
+    sampler.step()
+    assert engine.calls == [(4, 0.5), (2, 1.0)] and len(told) == 3 + 6
 
 
 def says(content, **more):
@@ -195,11 +187,13 @@ def says(content, **more):
 
 
 REFUSED = [
-    (CHAT | {"top_p": 0.9}, 400, "top_p 0.9 is not supported: leave it out, or give 1"),
-    (CHAT | {"tools": [{"type": "function"}]}, 400, "tools .* is not supported"),
+    (CHAT | {"top_p": 0.9}, 400, "top_p 0.9 is not supported: leave it out"),
+    (CHAT | {"tools": [{"type": "function"}]}, 400, "tools .* is not supported: leave it out"),
     (CHAT | {"n": 0}, 400, "n must be from 1 to 128, got 0"),
     (CHAT | {"max_tokens": 10**6}, 400, "tokens, prompt and completion together: the prompt has .* max_tokens is"),
     (CHAT | {"stop": ["a", ""]}, 400, "stop must not be empty"),
+    (CHAT | {"stop": 3}, 400, "stop must be a list, got 3"),
+    ({"messages": "hello"}, 400, "messages must be a list, not empty, got"),
     (says("1", tool_calls=[1]), 400, r"messages\[0\] must have"),
     (says("hello"), 400, "words that the model's tokenizer lacks .'hello'"),
     ({"prompt": "\ud800"}, 400, "prompt must be one Unicode text"),
@@ -222,23 +216,24 @@ def post(port, body, **headers):
 
 
 def test_what_is_not_supported_is_refused_by_name_in_openais_form(endpoint):
-    sampler, port, client = endpoint
+    port, client = endpoint
     for body, status, said in REFUSED:
         found, answer = post(port, body)
         error = json.loads(answer)["error"]
         assert (found, bool(re.search(said, error["message"]))) == (status, True), (body, error)
         assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
-    assert not sampler.choices  # nothing is left behind
     with pytest.raises(openai.BadRequestError, match=r"top_p 0\.5 is not supported"):
         client.chat.completions.create(model="tiny", **CHAT, top_p=0.5)
     assert [model.id for model in client.models.list()] == ["tiny"]
+    neutral = {"top_p": 1, "user": "me", "logprobs": False, "frequency_penalty": 0}
+    assert client.chat.completions.create(model="tiny", **CHAT, **neutral, max_tokens=1).usage.completion_tokens == 1
 
 
 def test_pages_of_other_hosts_get_no_answer(endpoint):
     one = CHAT | {"max_tokens": 1}
-    assert post(endpoint[1], one, Host="evil.example")[0] == 400  # a page whose name was bound to this machine
-    assert post(endpoint[1], one, Content_Type="text/plain")[0] == 415  # what a page may send unasked
-    assert post(endpoint[1], one, Host="localhost:1", Content_Type="application/json; charset=utf-8")[0] == 200
+    assert post(endpoint[0], one, Host="evil.example")[0] == 400  # a page whose name was bound to this machine
+    assert post(endpoint[0], one, Content_Type="text/plain")[0] == 415  # what a page may send unasked
+    assert post(endpoint[0], one, Host="localhost:1", Content_Type="application/json; charset=utf-8")[0] == 200
 
 
 # The program
@@ -286,12 +281,14 @@ def test_a_run_is_served_with_what_it_was_trained_with(tmp_path, model, monkeypa
 
 @pytest.fixture
 def say(policy, engine, monkeypatch, capsys):
-    """Chats with these lines as standard input; returns standard output and error."""
+    """Chats with these lines as standard input, with the seeds 4, 5, ...; returns standard output and error."""
 
-    def said(*lines, engine=engine, example=None, **settings):
+    def said(*lines, example=None, **settings):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        seeds = iter(range(4, 99))
+        monkeypatch.setattr(serve.secrets, "randbits", lambda bits: next(seeds))
         config = ServeConfig(checkpoint="tiny", chat=True, **settings)
-        assert serve.chat(sampling.Sampler(policy, engine, 9), config, example) == 0
+        assert serve.chat(serve.Sampler(policy, engine, 9), config, example) == 0
         return capsys.readouterr()
 
     return said
@@ -308,7 +305,7 @@ def test_a_conversation_is_remembered_until_it_is_reset(say, engine, policy):
 
     first = answer(4, "numbers 3")
     second, third = answer(5, "numbers 3", first, "numbers 5"), answer(6, "numbers 5")
-    out, err = say("numbers 3", "", "numbers 5", "/reset", "numbers 5", seed=4)
+    out, err = say("numbers 3", "", "numbers 5", "/reset", "numbers 5")
     assert (out, err) == (f"{first}\n{second}\n{third}\n", "")
     assert second != third  # or the test shows nothing
 
@@ -316,29 +313,33 @@ def test_a_conversation_is_remembered_until_it_is_reset(say, engine, policy):
 def test_a_line_is_the_whole_prompt_where_the_tasks_prompts_are_texts(say, engine, policy):
     policy.tokenizer.chat_template = None  # none is needed
     first, second = (policy.decode(sampled(engine, "numbers 3", seed, 9).ids) for seed in (4, 5))
-    assert say("numbers 3", "numbers 3", seed=4, example="numbers 5") == (f"{first}\n{second}\n", "")
+    assert say("numbers 3", "numbers 3", example="numbers 5") == (f"{first}\n{second}\n", "")
     with pytest.raises(UserError, match="--system is for chats"):
         say("numbers 3", system="be brief", example="numbers 5")
-    with pytest.raises(UserError, match="no chat template"):
-        say("numbers 3")
+    assert "no chat template" in say("numbers 3").err
 
 
 def test_what_the_model_says_commands_no_terminal(policy, engine, monkeypatch, capsys):
     monkeypatch.setattr(policy, "decode", lambda ids: "\x1b[2J")
-    sampler = sampling.Sampler(policy, engine, 3)
-    assert serve._said(sampler, ApiRequest(prompt=QUESTION), terminal=True) == "\x1b[2J"
+    assert serve._said(serve.Sampler(policy, engine, 3), ApiRequest(prompt=QUESTION)) == "\x1b[2J"
     assert capsys.readouterr().out == "\\x1b[2J\n"
 
 
-def test_the_chat_begins_as_the_prompts_of_the_runs_task(say, policy, monkeypatch):
-    shown = []
+def asks_first(example, rng):
+    yield Turn("player", chat("add", "numbers 1"))
+
+
+def test_a_chat_begins_as_the_prompts_of_the_runs_task_do(say, policy, monkeypatch):
+    shown, examples = [], [Example("e", "", {})]
     monkeypatch.setattr(policy, "encode_prompt", lambda prompt: shown.append(prompt) or [5, 6])
-    task = [{"role": "system", "content": "add"}, {"role": "user", "content": "numbers 1"}]
+    task = first_message(Task(Dataset([], examples), None, asks_first), examples[0])  # of an episode's first turn
     for settings in ({}, {"system": "be brief"}):
         say("numbers 3", example=task, **settings)
     say("numbers 3", example=task[1:])
-    assert [[one["content"] for one in prompt] for prompt in shown] == [
+    say("numbers 3", example="", system="be brief")  # of an episode whose first turn waits for a job
+    assert [[one["content"] for one in prompt] for prompt in shown[::2]] == [  # each is searched for unknown words too
         ["add", "numbers 3"],
         ["be brief", "numbers 3"],
         ["numbers 3"],
+        ["be brief", "numbers 3"],
     ]

@@ -11,7 +11,7 @@ import torch
 from loguru import logger as log
 
 from minrl.algorithms import Advantages
-from minrl.dataflow import LostEpisode, Reward, TrainState, UserError
+from minrl.dataflow import LostEpisode, Reward, TrainState, Turn, UserError
 from minrl.evaluate.statistics import Evaluation
 from minrl.evaluation import result_line
 from minrl.optimizer import make_optimizer
@@ -22,6 +22,7 @@ from minrl.run.run import Run
 from minrl.run.setup import Parts
 from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.tracking import session as module
+from minrl.tracking import writers
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
@@ -50,7 +51,7 @@ def make_logger(policy, engine, workers, sevens, tmp_path, told, monkeypatch):
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         found = folders[1] / step_name(state.step) if stored and (folders[1] / step_name(state.step)).exists() else None
-        run = Run("run", config, OPTIONS, *folders, checkpoint=found, stored=stored or {})
+        run = Run(*folders, config, OPTIONS, checkpoint=found, stored=stored or {})
         optimizer, screen = make_optimizer(policy, config), Screen(quiet=True)
         log.add(lambda message: told.append(message.record["message"]), level="INFO")
         left = list(evaluations)
@@ -171,6 +172,38 @@ def test_evaluations_are_written_shown_and_kept(make_logger, make_rollout, told)
     assert before == {"countdown": evaluated(0.25).to_json()} and logger.evaluations == {"countdown": second}
 
 
+SHOWING = {
+    "event files": (writers, "TensorBoard", "tensorboard lacks"),
+    "a board": (writers, "Board", "wandb lacks"),
+    "samples": (module, "sample_rows", "samples lacks"),
+    "rollouts": (module, "training_lines", "rollouts lacks"),
+    "a full disk": (writers, "write_packed", "rollouts lacks"),
+    "metrics.csv": (writers, "write_csv", "metrics.csv lacks"),
+}
+
+
+@pytest.mark.parametrize(("where", "function", "expected"), SHOWING.values(), ids=SHOWING)
+def test_what_only_shows_a_run_costs_one_warning_and_not_the_run(
+    make_logger, make_rollout, told, monkeypatch, where, function, expected
+):
+    def fail(*given, **more):
+        raise UserError("no room\nleft")
+
+    monkeypatch.setattr(where, function, fail)
+    logger = make_logger(rollouts_every=1, logger="wandb" if function == "Board" else "tensorboard")
+    logger._diagnostics = UpdateDiagnostics
+    with logger:
+        for step in logger.steps():
+            rewards = 0.1 + 0.2, 0.3  # equal but for rounding
+            logger.step(sampled(make_rollout, *rewards), *updated(2))
+            logger.save()
+            if step == 2:
+                break
+    assert [line["step"] for line in lines_of(logger)] == [1, 2]
+    (warning,) = [one for one in told if "the run continues" in one]
+    assert warning.startswith(expected) and warning.endswith("UserError: no room left")
+
+
 def test_beside_the_bar_stand_the_results(make_logger):
     shown = []
     with make_logger(steps=6, evaluations=[evaluated(0.754)]) as logger:
@@ -202,6 +235,26 @@ def test_only_a_resumed_run_cuts_what_lies_beyond_its_checkpoint(make_logger):
         assert 100 < resumed.state.seconds < 160
 
 
+def test_boards_get_the_line_of_a_stopped_step_once_when_it_has_its_evaluation(make_logger, monkeypatch):
+    shown, sent = [], []
+    tags = ("eval/countdown/pass@1", "sft/loss")
+    monkeypatch.setattr(
+        writers.TensorBoard, "scalars", lambda self, step, values: shown.append((step, *map(values.get, tags)))
+    )
+    monkeypatch.setattr(writers, "Board", lambda *given: sent.append([line["step"] for line in given[-1]]))
+    with make_logger() as logger:
+        for step in logger.steps():
+            logger._signals._came = 15 * (step == 2)
+            logger.add({"sft/loss": step / 8})
+            if step == 2:
+                logger.evaluate()
+            logger.step()
+        logger.save()
+    assert shown == [(1, None, 0.125)] and lines_of(logger)[-1]["sft/loss"] == 0.25
+    with make_logger(TrainState(step=2), stored=STORED, evaluations=[evaluated(0.5)], logger="wandb"):
+        assert shown[1:] == [(2, 0.5, 0.25)] and sent == [[1]]
+
+
 def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, told):
     closed = []
     with make_logger(TrainState(step=4, seconds=50.0), evaluations=[evaluated(0.5)]) as logger:
@@ -214,8 +267,6 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
     assert 50 < found["seconds"] < 110 and last.is_dir()
     assert "not measured before, 50.0% (0.0% to 100.0%) after" in told[-1]
     with make_logger(TrainState(step=4), evaluations=[evaluated(0.5)]) as again:  # what is done is not done again
-        again.evaluate()
-        again.step()
         again._signals._came = 15  # after the last evaluation, it does not keep the run from its end
         again.save()
         again.save = lambda: pytest.fail("saved again")
@@ -224,10 +275,10 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
 
 @pytest.mark.parametrize("error", [UserError("fix it"), RuntimeError("bug")])
 def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_resume(error, make_logger, told):
-    with pytest.raises(type(error)), make_logger(TrainState(step=2)) as logger:
+    with pytest.raises(type(error)), make_logger(TrainState(step=3)) as logger:
         raise error
     logged = f"{type(error).__name__}: {error}"
-    assert told[-2:] == [logged, "stopped at step 2; no checkpoint was saved yet"]
+    assert told[-2:] == [logged, "stopped at step 3; no checkpoint was saved yet"]
     assert ("Traceback" in (logger.run.folder / "log.txt").read_text()) == isinstance(error, RuntimeError)
 
 
@@ -236,11 +287,16 @@ def test_the_score_of_the_end_is_the_mean_reward_where_nothing_can_be_solved():
     assert module.compared("a", before, after) == "a: held-out mean reward -12.3 before, -4 after"
 
 
+def asks_first(example, rng):
+    yield Turn("player", f"say {example.prompt}")
+
+
 def test_config_json_has_what_a_chat_needs_of_the_task(make_logger, sevens):
     object.__setattr__(sevens, "stop_strings", (";",))
+    object.__setattr__(sevens, "episode", asks_first)
     with make_logger() as logger:
         record = RunFolder(logger.run.folder).record
-    assert (record["prompt"], record["task_stop_strings"]) == (sevens.dataset.held_out[0].prompt, [";"])
+    assert (record["prompt"], record["task_stop_strings"]) == (f"say {sevens.dataset.held_out[0].prompt}", [";"])
 
 
 def test_what_the_diagnostics_sample_is_not_the_steps(make_logger, make_rollout):

@@ -8,9 +8,8 @@ from torch.profiler import profile
 
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.sharding import named_weights
+from minrl.models.sharding import named_weights, sharded_policy
 from minrl.policy import as_policy
-from minrl.run.setup import sharded_policy
 from tests.parsed import sized
 
 CPU = sized(device="cpu", threads=1)

@@ -17,26 +17,26 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from gradients import CPU, tiny_policy
-from together import together
 
 from minrl.__main__ import main
 from minrl.dataflow import TrainState, UserError
+from minrl.models.chat import question_of
 from minrl.models.distributed import Processes
-from minrl.optimizer import make_optimizer
+from minrl.run.folder import RunFolder
 from minrl.run.setup import Parts
-from minrl.sampling import draw_examples
 from minrl.sft import sft
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import (
     Demonstration,
     Rows,
-    as_rollouts,
+    as_rollout_of,
     end_token,
+    fingerprint,
     load_rows,
     read_demonstrations,
 )
 from minrl.sft.sft import fine_tune, steps_of
-from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
+from minrl.sft.step import sft_step
 from minrl.tasks import load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.tracking import session as logger
@@ -58,81 +58,40 @@ def tiny():
 def numbers(count, first=0):
     """Rows of one to five words that the tiny policy knows, over six prompts that they share."""
     return [
-        Demonstration(f"{n % 3} {n % 2} 7", " ".join(str((n * k) % 40) for k in range(1, 2 + n % 5)))
+        Demonstration(((f"{n % 3} {n % 2} 7", " ".join(str((n * k) % 40) for k in range(1, 2 + n % 5))),))
         for n in range(first, first + count)
     ]
 
 
-def gradient_of(policy, rows, micro_batch_tokens=16384):
-    policy.model.zero_grad()
-    totals = accumulate(policy, rows, micro_batch_tokens)
-    found = {name: weight.grad.clone() for name, weight in policy.model.named_parameters()}
-    policy.model.zero_grad()
-    return found, totals
-
-
-def assert_same(actual, expected, bound=BOUND):
-    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1e-3, "a gradient of nothing"
-    for name, gradient in expected.items():
-        torch.testing.assert_close(actual[name], gradient, atol=bound, rtol=0, msg=name)
+def rollouts(policy, rows):
+    return [as_rollout_of(policy, row) for row in rows]
 
 
 def test_the_loss_is_the_mean_over_response_tokens_and_end_token(tiny):
-    rows = as_rollouts(tiny, numbers(7))
-    actual, totals = gradient_of(tiny, rows)
-    tiny.model.zero_grad()
+    rows = rollouts(tiny, numbers(7))
+    before = {name: weight.detach().clone() for name, weight in tiny.model.named_parameters()}
     scored, losses, entropies = 0, [], []
     for demonstration in numbers(7):  # each by itself, through the model's own logits
         shown = tiny.tokenizer(demonstration.prompt)["input_ids"]
-        said = [*tiny.tokenizer(demonstration.response)["input_ids"], tiny.tokenizer.eos_token_id]
+        said = [*tiny.tokenizer(demonstration.turns[0][1])["input_ids"], tiny.tokenizer.eos_token_id]
         logprobs = tiny.model(torch.tensor([shown + said])).logits[0].log_softmax(-1)[len(shown) - 1 : -1]
         losses.append(-logprobs.gather(1, torch.tensor(said)[:, None]).sum())
         entropies.append(-(logprobs.exp() * logprobs).sum())
         scored += len(said)
     (sum(losses) / scored).backward()
-    assert_same(actual, {name: weight.grad for name, weight in tiny.model.named_parameters()})
-    expected = [sum(losses).item(), sum(entropies).item(), scored]
-    assert totals.tolist() == pytest.approx(expected, abs=1e-5)
-    assert mean_loss_and_entropy(tiny, rows, 16384) == pytest.approx([v / scored for v in expected[:2]], abs=1e-6)
+    gradients = {name: weight.grad.clone() for name, weight in tiny.model.named_parameters()}
+    norm = math.sqrt(sum(float(gradient.pow(2).sum()) for gradient in gradients.values()))
     tiny.model.zero_grad()
-
-
-def test_the_gradient_does_not_depend_on_micro_batches_order_or_packing(tiny, monkeypatch):
-    rows = as_rollouts(tiny, numbers(12))
-    whole, _ = gradient_of(tiny, rows)
-    for tokens in (1, 20):
-        assert_same(gradient_of(tiny, rows, tokens)[0], whole)
-    assert_same(gradient_of(tiny, rows[::-1])[0], whole)
-    monkeypatch.setattr(tiny.model, "_supports_attention_backend", False)
-    assert not tiny.packed
-    assert_same(gradient_of(tiny, rows)[0], whole)
-
-
-def test_a_step_whose_gradient_is_not_finite_has_no_norm(tiny, monkeypatch):
-    config, rows = sized(), as_rollouts(tiny, numbers(4))
-    for norm, shown in ((2.5, 2.5), (math.inf, None), (math.nan, None)):
-        monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_, norm=norm: norm)
-        metrics = sft_step(tiny, make_optimizer(tiny, config), rows, config, TrainState(step=1), steps=1)
-        assert metrics.get("policy/grad_norm") == shown
-        assert metrics["policy/skipped_steps"] == (shown is None)
-    tiny.model.zero_grad()
-
-
-def test_several_processes_train_on_the_rows_that_one_would(tiny):
-    def trained(policy):
-        rows, optimizer = as_rollouts(policy, numbers(5)), torch.optim.SGD(policy.model.parameters())
-        state, seen = TrainState(), []
-        for state.step in (1, 2, 3):
-            drawn = draw_examples(rows, 3, 0, state)
-            seen.append(sft_step(policy, optimizer, drawn, sized(warmup_steps=0), state, steps=3))
-        return seen, policy.model.get_input_embeddings().weight.detach().clone()
-
-    expected, weight = trained(tiny_policy(tiny.processes))
-    for count in (2, 4):  # three rows a step: shares are uneven, or one process has none
-        for metrics, moved in together(count, tiny_policy, trained):
-            for actual, step in zip(metrics, expected, strict=True):
-                assert actual == pytest.approx(step, rel=1e-5)
-            torch.testing.assert_close(moved, weight, atol=BOUND, rtol=0)
+    optimizer = torch.optim.SGD(tiny.model.parameters())
+    metrics = sft_step(tiny, optimizer, rows, sized(warmup_steps=0, learning_rate=0.5, max_grad_norm=1e6), step=1)
+    assert norm > 1e-3
+    for name, weight in tiny.model.named_parameters():
+        moved = before[name] - metrics["policy/learning_rate"] * gradients[name]
+        torch.testing.assert_close(weight.detach(), moved, atol=BOUND, rtol=0, msg=name)
+        weight.data.copy_(before[name])
+    expected = [sum(losses).item() / scored, sum(entropies).item() / scored, scored, norm]
+    tags = ("sft/loss", "sft/entropy", "sft/tokens", "policy/grad_norm")
+    assert [metrics[tag] for tag in tags] == pytest.approx(expected, rel=1e-5)
 
 
 def steps_to(last, state):
@@ -146,7 +105,7 @@ def batches(tiny, monkeypatch):
     """The rows, by number, of each batch that a run of nine rows trains on from a state on."""
 
     def drawn(state, **settings):
-        rows, seen = as_rollouts(tiny, numbers(9)), []
+        rows, seen = rollouts(tiny, numbers(9)), []
         settings = SftConfig(batch_size=4, **settings)
         last = settings.steps or steps_of(settings, state, len(rows), settings.batch_size)
         parts, run = object.__new__(Parts), SimpleNamespace(settings=settings)
@@ -154,7 +113,7 @@ def batches(tiny, monkeypatch):
         vars(parts).update(config=sized(steps=last))
         monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(given[2]) or {})
         recorder = MagicMock(spec=Session, parts=parts, run=run, steps=lambda: steps_to(last, state))
-        fine_tune(recorder, Rows(rows, []))
+        fine_tune(recorder, Rows(rows, [], []))
         return [[rows.index(row) for row in batch] for batch in seen]
 
     return drawn
@@ -182,7 +141,7 @@ def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(batches,
 
 def test_a_row_is_seen_as_when_sampling_and_ends_as_a_completion_does(policy):
     chat = [{"role": "system", "content": "add"}, {"role": "user", "content": "numbers 3 5"}]
-    plain, messages = as_rollouts(policy, [Demonstration("numbers 3 5", "3 + 5"), Demonstration(chat, "3 + 5")])
+    plain, messages = (as_rollout_of(policy, Demonstration(((prompt, "3 + 5"),))) for prompt in ("numbers 3 5", chat))
     words = policy.tokenizer.convert_ids_to_tokens
     assert words(plain.ids) == ["numbers", "3", "5", "3", "+", "5", "<end>"]
     assert words(messages.ids) == ["<user>", "numbers", "3", "5", "<assistant>", "3", "+", "5", "<end>"]
@@ -208,7 +167,17 @@ def write(path, rows):
     return path
 
 
-def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
+def read(path, **settings):
+    config = SftConfig(data=str(path), **settings)
+    return read_demonstrations(config, config.data)
+
+
+def loaded(path, policy, task=None, **settings):
+    config = SftConfig(data=str(path), **settings)
+    return load_rows(config, {one: read_demonstrations(config, one) for one in fingerprint(config)}, policy, task)
+
+
+def test_equal_rows_count_once_and_messages_are_rows_too(policy, tmp_path):
     chat = [{"role": "user", "content": "1"}]
     rows = [
         {"q": "1", "a": "2"},
@@ -217,9 +186,38 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
         {"q": "1", "messages": [*chat, {"role": "assistant", "content": "4"}]},
         {"q": "1", "a": [{"role": "assistant", "content": [{"type": "text", "text": "5"}]}]},
     ]
-    found = read_demonstrations(write(tmp_path / "rows.jsonl", rows), "q", "a")
-    expected = [("1", "2"), (chat, "2"), (chat, "4"), ("1", "5")]
-    assert found == [Demonstration(prompt, response) for prompt, response in expected]
+    path = write(tmp_path / "rows.jsonl", rows)
+    names = {"prompt_column": "q", "response_column": "a"}
+    found = [row.turns[0] for row in read(path, **names)]
+    assert found == [("1", "2"), ("1", "2"), (chat, "2"), (chat, "4"), ("1", "5")]
+    kept = loaded(path, policy, held_out_share=0.0, prompt_format="text", **names)
+    assert kept.numbers == [1, 3, 4, 5] and len(kept.train) == 4
+
+
+def talk(*weights):
+    """A conversation whose answers have these weights, None for no weight."""
+    said = []
+    for number, weight in enumerate(weights):
+        answer = {"role": "assistant", "content": f"{number} + {number}"}
+        said += [
+            {"role": "user", "content": f"numbers {number}"},
+            answer | ({} if weight is None else {"weight": weight}),
+        ]
+    return {"messages": said}
+
+
+@pytest.mark.parametrize(
+    ("weights", "learned"),
+    [((None, None), "0 + 0 <end> 1 + 1 <end>"), ((0, None), "1 + 1 <end>"), ((1, 0, True), "0 + 0 <end> 2 + 2 <end>")],
+)
+def test_each_answer_of_a_conversation_is_learned_but_those_of_weight_0(policy, tmp_path, weights, learned):
+    (row,) = loaded(
+        write(tmp_path / "rows.jsonl", [talk(*weights)]), policy, held_out_share=0.0, loss_on="assistant"
+    ).train
+    assert policy.decode_all([i for i, own in zip(row.ids, row.loss_mask, strict=True) if own]) == learned
+    shown = [message | {"weight": None} for message in talk(*weights)["messages"]]
+    whole = policy.encode_prompt([*shown, {"role": "user", "content": "numbers 7"}])
+    assert whole[: len(row.ids) - 1] == row.ids[:-1]  # as the template writes it
 
 
 @pytest.mark.parametrize(
@@ -233,15 +231,32 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
             '{"prompt": "1", "response": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}',
             "`tool_calls` of the assistant's message is not learned",
         ),
+        ('{"messages": [{"role": "user", "content": "1"}], "tools": "x"}', "`tools` is a text and no JSON: Expecting"),
+        ('{"prompt": [{"role": "user", "content": [{"type": "text"}]}], "response": "1"}', "holds a part without text"),
         ('{"prompt": [{"role": "user"}], "response": "1"}', "`prompt` must be a text or a list of messages"),
-        ('{"messages": [{"role": "user", "content": "1"}]}', "`messages` must end with the assistant's"),
+        (json.dumps({"messages": talk(None)["messages"][::-1]}), "`messages` must end with the assistant's"),
+        ('{"prompt": "1", "response": "2", "weight": 0}', "`weight` of a row is not obeyed"),
+        ('{"prompt": "1", "response": "2", "loss_mask": [0]}', "`loss_mask` of a row is not obeyed"),
+        (
+            '{"prompt": "1", "response": [{"role": "assistant", "content": "2", "weight": 0}]}',
+            "no answer .* is learned",
+        ),
+        (json.dumps(talk(1, 1)), "message 2 has weight 1 and is not learned: give --loss-on assistant"),
+        (json.dumps(talk(None, 0.5)), "`weight` of message 4 must be 0 or 1, got 0.5"),
     ],
 )
 def test_what_is_no_row_is_refused_with_its_number(tmp_path, line, message):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "response": "2"}\n' + line + "\n")
     with pytest.raises(UserError, match=message) as refused:
-        read_demonstrations(tmp_path / "rows.jsonl", "prompt", "response")
+        read(tmp_path / "rows.jsonl")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("flag", ["--data", "--eval-data"])
+def test_a_file_of_rows_that_is_not_there_is_a_users_mistake(tmp_path, flag):
+    data = str(write(tmp_path / "rows.jsonl", [{"prompt": "1", "response": "2"}]))
+    with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
+        main(["sft", *FLAGS, *folders(tmp_path), "--data", data, flag, str(tmp_path / "none.jsonl")])
 
 
 def test_held_out_prompts_and_rows_that_do_not_fit_are_not_trained_on(policy, tmp_path):
@@ -250,21 +265,21 @@ def test_held_out_prompts_and_rows_that_do_not_fit_are_not_trained_on(policy, tm
     rows = [{"prompt": e.prompt, "response": r} for e in [kept_back, *free] for r in ("1", "2")]
     rows.append({"prompt": "numbers 1", "response": " ".join(["7"] * 100)})
     data = str(write(tmp_path / "rows.jsonl", rows))
-    loaded = load_rows(SftConfig(data=data, held_out_share=0.3, max_row_tokens=50), policy, task)
-    train, held_out = ({rollout.example_id for rollout in part} for part in (loaded.train, loaded.held_out))
+    rows = loaded(data, policy, task, held_out_share=0.3, max_row_tokens=50)
+    train, held_out = ({rollout.example_id for rollout in part} for part in (rows.train, rows.held_out))
     # Every row is in one of the two, but for the task's own held-out problem and the row of 100 sevens.
     assert len(train) + len(held_out - train) in (30, 31) and train and held_out and not train & held_out
-    assert json.dumps(kept_back.prompt, sort_keys=True) not in train
-    assert max(len(rollout.ids) for rollout in loaded.train + loaded.held_out) <= 50
-    assert len(loaded.train) == 2 * len(train)  # both responses to a prompt are on the same side
-    with pytest.raises(UserError, match=r"no row of .* can be trained on: of 63 distinct ones 63 have a held-out"):
-        load_rows(SftConfig(data=data, eval_data=data), policy, task)
+    assert question_of(kept_back.prompt) not in train
+    assert max(len(rollout.ids) for rollout in rows.train + rows.held_out) <= 50
+    assert len(rows.train) == 2 * len(train)  # both responses to a prompt are on the same side
+    with pytest.raises(UserError, match=r"no row of .* can be trained on: of 63 distinct ones 0 are held out, 63 show"):
+        loaded(data, policy, task, eval_data=data)
 
 
 def shown_as(policy, path, task=None, **settings):
     """The prompts that the policy is trained on, in words."""
-    loaded = load_rows(SftConfig(data=str(path), held_out_share=0.0, **settings), policy, task)
-    return {policy.decode_all(rollout.ids[: rollout.prompt_length]) for rollout in loaded.train}
+    rows = loaded(path, policy, task, held_out_share=0.0, **settings).train
+    return {policy.decode_all(rollout.ids[: rollout.prompt_length]) for rollout in rows}
 
 
 def test_a_text_is_shown_as_the_task_shows_its_prompts_or_through_the_template_that_there_is(policy, tmp_path, sevens):
@@ -303,7 +318,7 @@ def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundr
 
     def load(count, prompt, response):
         path = write(tmp_path / "rows.jsonl", [{"prompt": prompt, "response": response}, *known[:count]])
-        return load_rows(SftConfig(data=str(path), held_out_share=0.0, prompt_format="text"), policy, None)
+        return loaded(path, policy, held_out_share=0.0, prompt_format="text")
 
     for lacking in (("numbers zwei drei", "7"), ("numbers 3", "sieben acht")):
         assert sum(len(rollout.ids) for rollout in load(63, *lacking).train) > 200
@@ -347,8 +362,7 @@ def summary(folder):
 
 
 def lines_of(folder):
-    path = folder / "runs" / NAME / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return RunFolder(folder / "runs" / NAME).metrics
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +403,7 @@ def test_a_run_that_ends_anywhere_continues_to_the_same_weights(place, rows_file
 def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(place, rows_file, uninterrupted):
     with signalled_at(sft, "sft_step", 3):
         assert main(["sft", *FLAGS, *folders(place), "--data", str(rows_file)]) == 143
-    assert [line["step"] for line in lines_of(place)] == [0, 1, 2]
+    assert [line["step"] for line in lines_of(place)] == [0, 1, 2, 3]
     assert main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
     assert_as_never_stopped(place, uninterrupted[1])
     assert [line["step"] for line in lines_of(place) if "sft/held_out_loss" in line] == [0, 3, 6]
@@ -481,6 +495,45 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
     assert "could not be scored, the first (row 4: the row lacks 'target'" in capsys.readouterr().err
     assert keep(tmp_path, lines, "--min-reward", "0.1") == lines[:3]
     assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5]]
+
+
+ADD = """
+from minrl import task
+
+QUESTIONS = [{"question": f"What is the sum of the first {n} odd positive integers?", "n": n} for n in range(20)]
+
+@task(data=QUESTIONS, prompt="question", held_out=0.5)
+def sums(completion, row):
+    return float(completion.strip() == str(row["n"] ** 2))
+"""
+
+
+def test_the_filter_leaves_out_rows_that_show_a_held_out_problem_and_counts_them(tmp_path, capsys):
+    (tmp_path / "filtered_sums.py").write_text(ADD)
+    name, rows = f"{tmp_path}/filtered_sums.py:sums", tmp_path / "rows.jsonl"
+    dataset = load_task(name).dataset
+    for prompt in ("{}", "User: {}\nAssistant:", [{"role": "user", "content": "Answer in a word. {} Be quick."}]):
+        lines = [
+            json.dumps({"prompt": prompt, "n": one["n"], "response": f"{one['n'] ** 2}"}).replace("{}", one.prompt)
+            + "\n"
+            for one in (dataset.train[0], dataset.held_out[0])
+        ]
+        rows.write_text("".join(lines))
+        assert main(["filter", "--task", name, "--data", str(rows), "--output", str(tmp_path / "out.jsonl")]) == 0
+        assert (tmp_path / "out.jsonl").read_text() == lines[0]
+        assert "kept 1 of 2 rows; 0 are not correct, 1 show a held-out problem" in capsys.readouterr().err
+
+
+def test_the_filter_knows_a_held_out_problem_by_the_key_that_its_task_divides_by(tmp_path, capsys):
+    held_out = load_task("countdown").dataset.held_out[0]
+    numbers = held_out["numbers"]
+    for order in (numbers, numbers[::-1]):  # the same numbers in another order
+        total = " + ".join(map(str, order))
+        row = {"response": f"<answer> {total} </answer>", "numbers": order, "target": sum(order)}
+        assert keep(tmp_path, [json.dumps(row), json.dumps({"response": RIGHT, **PROBLEM})]) == [
+            json.dumps({"response": RIGHT, **PROBLEM})
+        ]
+        assert "1 show a held-out problem" in capsys.readouterr().err
 
 
 def test_the_filter_reads_ground_truth_and_fails_where_no_row_could_be_scored(tmp_path, capsys):

@@ -1,13 +1,18 @@
 """What several processes train is what one would, with replicas and with shards, to the last digits of float64."""
 
+import inspect
 import json
+import re
 
 import pytest
 import several_updates
 import torch
 from crew import crew
 from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
 
+from minrl.dataflow import UserError
+from minrl.models import sharding
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 
 SETTINGS = {
@@ -118,3 +123,12 @@ def test_the_cases_teach_and_differ(alone):
     first = alone["plain"][1]
     assert first["said"][0] != first["said"][-1]
     assert alone["nothing teaches"][1]["metrics"][0]["policy/optimizer_steps"] == 0
+
+
+def test_a_torch_without_a_method_of_fsdp_is_refused_in_one_line(monkeypatch):
+    shard_source = inspect.getsource(sharding)
+    called = set(re.findall(r"module\.((?:set_|un|re)\w+)\(", shard_source))
+    assert len(called) >= 6 and all(hasattr(FSDPModule, name) for name in called)
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")  # as in torch 2.11
+    with pytest.raises(UserError, match=r"^--sharding needs torch 2.13 or newer"):
+        sharding.shard(None, None, "full")

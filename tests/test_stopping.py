@@ -10,9 +10,10 @@ import pytest
 
 from minrl import evaluation, sampling, trainer
 from minrl.__main__ import main
-from minrl.run.checkpoint import load_state, newest_complete
+from minrl.run.checkpoint import load_state, newest
 from minrl.run.folder import RunFolder
 from minrl.tracking.diagnostics import UpdateDiagnostics
+from minrl.tracking.session import Session
 from tests import jobs
 from tests.killing import before, signalled_at
 
@@ -61,25 +62,26 @@ def ending(folder):
 
 MOMENTS = {
     "in an update": (trainer, "update_policy", 1, 1),
+    "in the update before an evaluation": (trainer, "update_policy", 2, 2),
     "in the last evaluation": (evaluation, "summarize", 3, 4),
 }
 
 
 @pytest.mark.parametrize(
-    "moment", [name if "last" in name else pytest.param(name, marks=pytest.mark.slow) for name in MOMENTS]
+    "moment", [name if "before" in name else pytest.param(name, marks=pytest.mark.slow) for name in MOMENTS]
 )
 def test_a_run_that_is_told_to_stop_saves_its_step_and_goes_on_to_the_same_end(start, tmp_path, whole, moment, capfd):
     module, function, call, step = MOMENTS[moment]
     with signalled_at(module, function, call):
         assert start("stopped") == 143
     run, last = tmp_path / "stopped/runs" / NAME, tmp_path / "stopped/kept" / NAME / f"step_00000{step}"
-    assert newest_complete(last.parent) == last
+    assert newest(last.parent) == last
     said = capfd.readouterr().err
     assert "\nSIGTERM: stopping after this step" in said
-    assert f"saved {last}; go on with: python -m minrl train --resume {run}" in " ".join(said.split())
+    assert f"saved {last}; resume with: python -m minrl train --resume {run}" in " ".join(said.split())
     assert not (run / "summary.json").exists()
-    # An evaluation holds nothing up: the run that goes on makes it.
-    assert bool(load_state(last).unfinished) == (step % 2 == 0)
+    # An evaluation that has not begun is left to the run that goes on; one that has is made.
+    assert [row[0] for row in load_state(last).held_out] == list(range(0, step + ("last" in moment), 2))
     assert start("stopped", "--resume", str(run)) == 0
     assert ending(tmp_path / "stopped") == whole
     for line in RunFolder(run).metrics:  # also where a step's seconds were spent in two processes
@@ -87,16 +89,21 @@ def test_a_run_that_is_told_to_stop_saves_its_step_and_goes_on_to_the_same_end(s
         assert sum(phases) == pytest.approx(line["time/step_s"], rel=0.01)
 
 
-def test_an_owed_evaluation_can_be_stopped_again_and_a_kill_after_it_repeats_no_line(start, tmp_path, whole):
-    with signalled_at(evaluation, "summarize", 2):
+def test_an_evaluation_that_is_missing_can_be_stopped_again_and_is_made_once(start, tmp_path, whole):
+    with signalled_at(trainer, "update_policy", 2):
         assert start("stopped") == 143
-    with signalled_at(evaluation, "summarize", 1, signal.SIGINT):
+    with signalled_at(Session, "_open", 1, signal.SIGINT):
         assert start("stopped", "--resume", "latest") == 130
-    # The evaluation is made up for and its line is written; the checkpoint still says that it is to come.
+    # The evaluation is made, its line is written, and the checkpoint is given its score.
     with before(UpdateDiagnostics, "of_next_step", 1, _stop), pytest.raises(KeyboardInterrupt):
         start("stopped", "--resume", "latest")
     assert start("stopped", "--resume", "latest") == 0
     assert ending(tmp_path / "stopped") == whole
+    lines = (tmp_path / "stopped/runs" / NAME / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert (
+        steps == sorted(steps) and steps.count(2) > 2 and len(RunFolder(tmp_path / "stopped/runs" / NAME).metrics) == 5
+    )
 
 
 def _stop():

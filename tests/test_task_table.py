@@ -123,7 +123,7 @@ def test_the_table_imports_no_task_and_nothing_heavy():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {*loaded} & {"torch", "datasets", "transformers", "numpy", "pyarrow", "loguru", "asyncio"} == set()
     ours = [name.removeprefix("minrl.tasks.") for name in loaded if name.startswith("minrl.tasks.")]
-    assert sorted(ours) == ["checked", "custom", "data", "definition", "grader", "task", "thoughts"]
+    assert sorted(ours) == ["checked", "conventions", "custom", "data", "definition", "grader", "task", "thoughts"]
 
 
 def test_one_prompt_is_trained_on_where_another_task_is_evaluated(place, monkeypatch):

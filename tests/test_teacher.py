@@ -1,7 +1,5 @@
 """A teacher: what each token is worth, who may teach, what it reads, and that a run with one resumes to the bit."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
@@ -120,20 +118,24 @@ def task():
     return Task(split(examples, 0.5), lambda text, example: Reward(0.0), cheap=True)
 
 
-def asked(text, max_tokens=8, **limits):
-    return sized(teacher_prompt=text, task="t", max_tokens=max_tokens, **limits)
+def asked(text):
+    return sized(teacher_prompt=text, task="t")
 
 
-def test_what_a_teacher_cannot_read_is_refused(tiny, task):
+def test_what_a_teacher_cannot_read_is_refused(tiny, task, make_rollout):
     reads = teacher_prompt(tiny, asked("{prompt} {answer}"), task)
     assert reads.examples.keys() == {example.id for example in task.dataset.train}
     with pytest.raises(UserError, match=r"words that the model's tokenizer lacks \('Tell'"):
         teacher_prompt(tiny, asked("Tell {prompt}"), task)
-    limit = tiny.context_length
-    assert teacher_prompt(tiny, asked("{prompt}", limit - 2), task)
-    room = rf"no room for the {limit - 1} tokens of a completion of t in the {limit} .* in (\d) of \1 tr"
-    with pytest.raises(UserError, match=room):
-        teacher_prompt(tiny, asked("{prompt}"), replace(task, max_tokens=limit - 1))  # the task's own limit
+    limit, example = tiny.context_length, task.dataset.train[0]
+    one = make_rollout(
+        tiny.encode_prompt(example.prompt), [5] * (limit - 3), example_id=example.id, message=example.prompt
+    )
+    assert (
+        len(teacher_prompt(tiny, asked("{prompt} {answer}"), task)(one).ids) == limit
+    )  # 2 of the prompt, 1 of the answer
+    with pytest.raises(UserError, match=rf"would read {limit + 1} tokens, 4 of its prompt, .*example '{example.id}'"):
+        teacher_prompt(tiny, asked("{prompt} {answer} {answer}"), task)(one)
 
 
 def stranger(words, processes):

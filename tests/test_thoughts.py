@@ -1,11 +1,15 @@
 """Thoughts in completions: which text a task receives, whatever the template opened."""
 
+import pickle
 import time
+from dataclasses import replace
 
 import pytest
 
 from minrl.models.chat import ChatTokenizer
 from minrl.models.loading import word_tokenizer
+from minrl.rollout import Plan, rollout
+from minrl.tasks.task import Sampled, extract_answer
 from minrl.tasks.thoughts import after_thoughts, heard
 
 
@@ -23,6 +27,26 @@ def test_a_completion_behind_an_opened_thought_is_a_thought_until_it_closes_it()
     for other in ("user", "<think> draft </think>", "<think> and so"):
         assert heard(other, "draft four") == "draft four"
     assert after_thoughts(heard("<think>\n", "#### 3 <think> no </think> #### 4")).strip() == "#### 4"
+
+
+def test_a_reward_is_told_what_was_sampled_and_a_grader_whether_the_prompt_opened_a_thought(
+    policy, engine, workers, sevens
+):
+    told, example = [], replace(sevens.dataset.train[0], prompt="numbers 7 <think>")
+    task = replace(sevens, reward=lambda completion, _: told.append(completion) or 0.0)
+    played = rollout(policy, engine, workers, task, [example], Plan(4, 8, 1.0, 0, "test", 0)).rollouts
+    assert sorted(told) == sorted(policy.decode(one.ids[one.prompt_length :]) for one in played)
+    assert [text.opened for text in told] == ["<think>"] * 4
+    assert after_thoughts(pickle.loads(pickle.dumps(Sampled.of("#### 4", [7], 1, "<think>")))) == ""  # in a worker
+    assert after_thoughts(Sampled.of("3? </think> #### 4", [7], 1, "<think>")) == " #### 4"
+
+
+def test_special_tokens_that_a_tokenizer_has_of_its_own_reach_the_reward():
+    tokenizer = word_tokenizer(["draft", "four"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
+    chat = ChatTokenizer(tokenizer=tokenizer, chat_template_options={})
+    ids = tokenizer("draft <answer> four </answer>", add_special_tokens=False)["input_ids"]
+    assert extract_answer(chat.decode([*ids, *chat.stop_ids])).strip() == "four"
 
 
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<|channel|>", "Here is my ", "[THINK]</s>"])

@@ -1,10 +1,13 @@
 """Loss and gradient against TRL 1.16's, on the same log-probabilities, masks and rewards.
 
 Where TRL's constants differ from the papers' they are set here: CISPO's bound is absolute, the importance weight is on
-the policy term only, its KL correction is on or off by name.
+the policy term only, its KL correction is on or off by name. VESPO's ratio is to the engine, so TRL gets the weight
+without a cap.
 """
 
+import math
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,12 +24,13 @@ from minrl.update import counted_rollouts, token_weights
 pytestmark = pytest.mark.trl
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e .[bench]")
 
-from trl import GRPOTrainer  # noqa: E402 - after the skip
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402 - after the skip
 from trl.trainer.utils import nanstd  # noqa: E402
 
 BOUND = 1e-5
 GROUP_SIZE = 4
 KL_COEF = 0.3
+SHAPES = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
 
 NARROW = {"epsilon_low": 0.05, "epsilon_high": 0.1}
 
@@ -39,6 +43,9 @@ CASES = {
     "cispo": ("cispo", {"clip_high": 0.5}, "cispo", {"epsilon_high": 1.5}),
     "sapo": ("sapo", {}, "sapo", {}),
     "gspo": ("gspo", {"clip_low": 0.05, "clip_high": 0.1}, "grpo", {"level": "sequence", **NARROW}),
+    "luspo": ("luspo", {"clip_low": 0.05, "clip_high": 0.1}, "luspo", {"level": "sequence", **NARROW}),
+    "vespo": ("vespo", {}, "vespo", {"cap": math.inf}),
+    "off-policy mask": ("grpo", {"off_policy_mask": 0.02}, "grpo", {"threshold": 0.02}),
     "dual clip": ("dual_clip", {"clip_dual": 1.5}, "grpo", {"delta": 1.5}),
 }  # fmt: skip
 
@@ -76,9 +83,9 @@ def known(policy):
     )
 
 
-def padded(values, lengths):
+def padded(values, lengths, behind=0.0):
     """(S,) -> (N, T), zeros behind."""
-    return torch.nn.utils.rnn.pad_sequence(list(values.split(lengths)), batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(list(values.split(lengths)), batch_first=True, padding_value=behind)
 
 
 def ours(policy, known, row, changes):
@@ -126,7 +133,9 @@ def theirs(known, loss_type, options, scaled=True):
         ),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
+        off_policy_mask_threshold=values.get("threshold"),
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
         importance_sampling_level=values["level"],
         beta=values.get("beta", 0.0),
         args=SimpleNamespace(
@@ -134,6 +143,7 @@ def theirs(known, loss_type, options, scaled=True):
             delta=values["delta"],
             sapo_temperature_pos=1.0,
             sapo_temperature_neg=1.05,
+            **{f"vespo_{name}": GRPOConfig.__dataclass_fields__[f"vespo_{name}"].default for name in SHAPES},
             steps_per_generation=1,
         ),
         loss_type=loss_type,
@@ -159,13 +169,18 @@ def theirs(known, loss_type, options, scaled=True):
         "completion_ids": ids,
         "completion_mask": mask,
         "advantages": advantages.flatten(),
+        "sampling_per_token_logps": padded(known.rollout_logprobs, known.lengths),
         "old_per_token_logps": padded(known.old_logprobs, known.lengths),
         "ref_per_token_logps": padded(known.ref_logprobs, known.lengths),
         "num_items_in_batch": mask.sum(),
     }
     if values["cap"]:
         gap = known.old_logprobs - known.rollout_logprobs
-        inputs["importance_sampling_ratio"] = padded(gap.exp().clamp(max=values["cap"]), known.lengths)
+        ratio = gap.exp()
+        kept = ratio.clamp(max=values["cap"])
+        if "floor" in values:  # token_mask: what is outside of the bounds is 0
+            kept = ratio.masked_fill((ratio < values["floor"]) | (ratio > values["cap"]), 0.0)
+        inputs["importance_sampling_ratio"] = padded(kept, known.lengths, behind=1.0)  # exp of 0, as in TRL
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)
     loss.backward()
     return loss, logprobs.grad, entropy.grad
@@ -175,7 +190,7 @@ def theirs(known, loss_type, options, scaled=True):
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_are_those_of_trl(case, kl, policy, known):
     row, changes, loss_type, options = CASES[case]
-    if (case, kl) == ("gspo", "exact"):
+    if case in ("gspo", "luspo") and kl == "exact":
         pytest.skip("TRL corrects a sequence-level loss's KL by the ratio of the sequence; here it is the token's")
     loss, gradient, _ = ours(policy, known, row, {"importance_cap": 0.0, **changes, **KL[kl][0]})
     expected, expected_gradient, _ = theirs(known, loss_type, {**options, **KL[kl][1]}, scaled=row != "dr_grpo")
@@ -184,11 +199,18 @@ def test_loss_and_gradient_are_those_of_trl(case, kl, policy, known):
     torch.testing.assert_close(gradient, expected_gradient, atol=BOUND, rtol=0)
 
 
+BOUNDS = {
+    "truncate": ({"importance_cap": 1.2}, {"cap": 1.2}),
+    "IcePop": ({"importance_cap": 1.3, "importance_floor": 0.8, "importance_mode": "mask"}, {"cap": 1.3, "floor": 0.8}),
+}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("case", ["grpo", "dapo"])
-def test_the_engine_correction_is_that_of_trl_and_leaves_the_kl_term_alone(case, policy, known):
+def test_the_engine_correction_is_that_of_trl_and_leaves_the_kl_term_alone(case, bounds, policy, known):
     row, changes, loss_type, options = CASES[case]
-    loss, gradient, _ = ours(policy, known, row, {"importance_cap": 1.2, **changes, **KL["naive"][0]})
-    expected, expected_gradient, _ = theirs(known, loss_type, {**options, **KL["naive"][1], "cap": 1.2})
+    loss, gradient, _ = ours(policy, known, row, {**changes, **KL["naive"][0], **BOUNDS[bounds][0]})
+    expected, expected_gradient, _ = theirs(known, loss_type, {**options, **KL["naive"][1], **BOUNDS[bounds][1]})
     torch.testing.assert_close(loss, expected, atol=BOUND, rtol=0)
     torch.testing.assert_close(gradient, expected_gradient, atol=BOUND, rtol=0)
     without, _, _ = theirs(known, loss_type, {**options, **KL["naive"][1]})
@@ -202,3 +224,19 @@ def test_the_entropy_bonus_is_that_of_trl_where_tokens_are_averaged(policy, know
     torch.testing.assert_close(loss, expected, atol=BOUND, rtol=0)
     torch.testing.assert_close(gradient, expected_gradient, atol=BOUND, rtol=0)
     torch.testing.assert_close(of_entropy, expected_of_entropy, atol=BOUND, rtol=0)
+
+
+def test_advantages_of_several_rewards_are_those_of_trls_normalize_then_sum(known):
+    """Its lines are in the middle of a method that generates: here they are written out, with its own nanstd."""
+    columns = torch.tensor([[r.reward.value, i % 3] for i, r in enumerate(known.rollouts)], dtype=torch.float64)
+    weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    grouped = columns.view(-1, GROUP_SIZE, 2)
+    scores = (grouped - grouped.nanmean(1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
+    total = (scores.view(-1, 2) * weights).nansum(1)
+    expected = (total - total.nanmean()) / (nanstd(total) + 1e-4)
+
+    parts = [Reward(row[0], {"answer": row[0], "format": row[1]}) for row in columns.tolist()]
+    rollouts = [replace(rollout, reward=reward) for rollout, reward in zip(known.rollouts, parts, strict=True)]
+    config = settings("gdpo", reward_parts="answer,format:0.5")
+    found = compute_advantages(rollouts, choose_algorithm(config), config, TrainState())
+    torch.testing.assert_close(found.values, expected, atol=1e-7, rtol=0)

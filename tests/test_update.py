@@ -138,11 +138,17 @@ def test_a_group_without_spread_only_counts_in_the_normalizer(name, policy, roll
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_on_policy_every_row_has_the_gradient_of_reinforce(name, policy, rollouts):
-    row = ALGORITHMS[name]
+    row = replace(ALGORITHMS[name], to_engine=False)  # the engine's probabilities here are not the policy's
     plain = replace(ALGORITHMS["reinforce"], advantage=row.advantage, aggregation=row.aggregation)
     config = settings(name, passes_per_step=1, importance_cap=0.0)
     expected, actual = (gradients(policy, rollouts, config, one)[0] for one in (plain, row))
     assert_same(actual, expected, bound=1e-7)
+
+
+@pytest.mark.parametrize("name", ["vespo", "dppo"])
+def test_a_ratio_to_the_engine_is_not_corrected_for_the_engine_once_more(name, policy, rollouts, whole):
+    assert_same(gradients(policy, rollouts, settings(name, importance_cap=0.0))[0], whole(name))
+    assert updated(policy, rollouts, settings(name))[0].importance_weights is None
 
 
 def test_a_tasks_own_limit_is_the_constant_that_its_tokens_are_divided_by(policy, rollouts):

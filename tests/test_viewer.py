@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 
 import pytest
 import torch
@@ -12,19 +13,27 @@ from transformers import PreTrainedTokenizerFast
 
 from minrl.__main__ import main
 from minrl.report.lines import token_texts, training_lines
-from minrl.report.rollouts import (
-    PAGE,
-    about,
-    choose,
-    encode,
-    make_page,
-    packed_steps,
-)
+from minrl.report.rollouts import PAGE, RolloutsConfig, write_page
+from minrl.run.folder import RunFolder
 from minrl.update import Update
+from minrl.utils.files import append_jsonl, read_packed, write_packed
+
+
+def held(page):
+    """The lines that a page holds of each step: of its rollouts, and of its evaluations."""
+    pattern = r'data-step="(\d+)" data-mean="([^"]*)" [^>]*data-evaluations="([^"]*)">([^<]*)<'
+    return {
+        int(step): (mean, *(unpacked(one) for one in (rollouts, evaluations)))
+        for step, mean, evaluations, rollouts in re.findall(pattern, page.read_text())
+    }
 
 
 def unpacked(packed):
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
+    return [json.loads(line) for line in gzip.decompress(base64.b64decode(packed)).splitlines()] if packed else []
+
+
+def page_of(folder, **settings):
+    return write_page(RunFolder(folder), RolloutsConfig(**settings))
 
 
 @pytest.mark.parametrize("text", ["x 👩‍👩‍👧 y", "é"])
@@ -38,8 +47,9 @@ def test_texts_of_bytes_joined_are_the_text(text):
     ids = fast(text)["input_ids"]
     (texts,) = token_texts(fast, [ids])
     assert len(texts) == len(ids) and "".join(texts) == text
+    assert "".join(token_texts(fast, [ids[:-1]])[0]) == fast.decode(ids[:-1])  # half a character at the end
     if text == "é":
-        assert texts == ["é", ""]
+        assert texts == ["", "é"]
 
 
 def test_what_the_update_knew_stands_with_its_rollout(policy, make_rollout):
@@ -56,72 +66,31 @@ def test_what_the_update_knew_stands_with_its_rollout(policy, make_rollout):
     assert all("".join(one["tokens"]) == policy.decode_all(r.ids) for one, r in zip(lines, rollouts, strict=True))
 
 
-def test_numbers_are_packed_as_they_are_unpacked():
-    one = line([[" 3", "<end>"], [" 5"]], rollout_logprobs=[0.0, -0.25, -1.5, 0.0, -2.0])
-    one["logprobs"], one["importance_weights"] = [-0.2499, -1.5, -2.5], [1.0001, 1.0, 0.6]
-    packed = json.loads(json.dumps(encode([one])))
-    (rollout,) = packed["rollouts"]
-    assert rollout["surprise"] == [250, 1500, 2000]
-    assert rollout["gap"] == [100, 0, -500_000]
-    assert rollout["weight"] == [10_001, 10_000, 6_000]
-    assert [packed["pieces"][piece] for piece in rollout["pieces"]] == [[" 3", False], ["<end>", True], [" 5", False]]
-    shown = [[packed["texts"][text], count] for text, count in rollout["turns"]]
-    assert shown == [[[["numbers 3 5", False]], 2], [[["<shown>", False]], 1]]
-    assert rollout["seed"] == str(2**62 + 1)
+def test_the_page_holds_the_files_of_the_run_as_they_are(tmp_path):
+    folder = write_run(tmp_path / "run", {10: many(2, 2), 20: many(2, 2, step=20)})
+    write_packed(folder / "evaluations/step_000020.jsonl.gz", rows := [{"mode": "greedy", "completion": "7"}])
+    append_jsonl(folder / "metrics.jsonl", [{"step": 20, "reward/mean": 0.25}])
+    found = held(page_of(folder))
+    assert found[10] == ("None", read_packed(folder / "rollouts/step_000010.jsonl.gz"), [])
+    assert found[20] == ("0.25", read_packed(folder / "rollouts/step_000020.jsonl.gz"), rows)
 
 
-def said(role, content):
-    return {"role": role, "content": content}
-
-
-@pytest.mark.parametrize(
-    ("message", "asked"),
-    [
-        ("numbers 3 5", "numbers 3 5"),
-        ([said("system", "be brief"), said("user", "one"), said("assistant", "1"), said("user", "two")], "two"),
-        ([said("user", [{"type": "text", "text": "in"}, {"type": "text", "text": "parts"}])], "in parts"),
-    ],
-)
-def test_the_question_is_the_last_message_of_the_user(message, asked):
-    packed = encode([line([[" 3"]], prompt="the whole prompt", message=message)])
-    assert packed["texts"][packed["rollouts"][0]["asked"]] == [(asked, False)]
-
-
-def test_of_a_large_step_whole_examples_are_shown_and_the_same_at_each():
-    first, second = many(20, 4, step=10), many(20, 4, step=20)
-    held_out = [line([[" 1"] * 500], purpose="held_out", slot=0)]
-    shown = choose(first + held_out, 800), choose(second + held_out, 800)
-    groups = [{one["group"] for one in part if one["purpose"] == "train"} for part in shown]
-    # About 40 tokens for each rollout: five groups of four, give or take one.
-    assert 4 <= len(groups[0]) <= 6 and len(groups[0] ^ groups[1]) <= 2
-    for part in shown:
-        assert len([one for one in part if one["purpose"] == "train"]) % 4 == 0 and held_out[0] in part
-        assert sum(sum(one["loss_mask"]) for one in part if one["purpose"] == "train") <= 800
-    assert about(first, shown[0])["total"] == 80
-    assert len(choose(first, 1)) == 4  # never nothing
-
-
-def test_what_cannot_be_read_is_said_and_costs_only_its_step(tmp_path):
-    folder = write_run(tmp_path / "run", {10: [], 20: many(2, 2), 30: many(2, 2)})
-    with gzip.open(folder / "rollouts/step_000010.jsonl.gz", "wt") as file:
-        file.write('{"schema": 1}\n')
-    torn = folder / "rollouts/step_000020.jsonl.gz"
-    torn.write_bytes(torn.read_bytes()[:100])
-    changed = folder / "rollouts/step_000030.jsonl.gz"
-    content = bytearray(changed.read_bytes())
-    content[60:90] = b"\xff" * 30
-    (folder / "rollouts/step_000040.jsonl.gz").write_bytes(content)
-    steps = packed_steps(make_page(folder))
-    assert "schema 1" in unpacked(steps[10].about)["problem"]
-    assert "step_000020.jsonl.gz cannot be read" in unpacked(steps[20].about)["problem"]
-    assert "step_000040.jsonl.gz cannot be read" in unpacked(steps[40].about)["problem"]
-    assert len(unpacked(steps[30].data)["rollouts"]) == 4
+def test_of_a_large_step_whole_groups_and_all_held_out_rollouts_are_shown(tmp_path):
+    held_out = line([[" 1"] * 500], purpose="held_out", slot=0)
+    folder = write_run(tmp_path / "run", {10: [*many(20, 4), held_out]})
+    for limit, least, most in ((800, 4, 6), (1, 1, 1)):  # about 40 tokens for each rollout; never nothing
+        *lines, left = held(page_of(folder, tokens_per_step=limit))[10][1]
+        trained = [one for one in lines if one["purpose"] == "train"]
+        assert least <= len({one["group"] for one in trained}) <= most and len(trained) % 4 == 0
+        assert len(lines) == len(trained) + 1 and left == {"left_out": 81 - len(lines)}
+        assert limit == 1 or sum(sum(one["loss_mask"]) for one in trained) <= limit
+    assert len(held(page_of(folder, tokens_per_step=0))[10][1]) == 81
 
 
 def test_the_command_writes_the_page_of_a_run_by_its_name(tmp_path, capsys):
-    folder = write_run(tmp_path / "mine", {10: many(4, 2)})
-    assert main(["rollouts", "mine", "--runs-dir", str(tmp_path), "--tokens-per-step", "1"]) == 0
+    folder = write_run(tmp_path / "mine", {step: many(1, 2) for step in (10, 20, 30)})
+    assert main(["rollouts", "mine", "--runs-dir", str(tmp_path), "--max-steps", "1"]) == 0
     assert capsys.readouterr().out == f"{folder / PAGE}\n"
-    assert unpacked(packed_steps(folder / PAGE)[10].about)["shown"] == 2
-    assert main(["rollouts", str(folder), "--tokens-per-step", "0", "--output", str(tmp_path / "all.html")]) == 0
-    assert unpacked(packed_steps(tmp_path / "all.html")[10].about)["shown"] == 8
+    assert [*held(folder / PAGE)] == [30] and "1 of 3 logged steps" in (folder / PAGE).read_text()
+    assert main(["rollouts", str(folder), "--output", str(tmp_path / "all.html")]) == 0
+    assert [*held(tmp_path / "all.html")] == [10, 20, 30]

@@ -7,7 +7,9 @@ import pytest
 from rollout_runs import line, write_run
 
 from minrl.dataflow import Reward
-from minrl.report.rollouts import make_page
+from minrl.report.rollouts import RolloutsConfig, write_page
+from minrl.run.folder import RunFolder
+from minrl.utils.files import write_packed
 
 pytestmark = pytest.mark.browser
 
@@ -34,6 +36,10 @@ def chromium():
     browser.set_page_load_timeout(120)
     yield browser
     browser.quit()
+
+
+def make_page(folder):
+    return write_page(RunFolder(folder), RolloutsConfig())
 
 
 class Page:
@@ -98,7 +104,12 @@ def run_folder(tmp_path_factory):
         group[1]["rollout_logprobs"], group[1]["logprobs"] = [0.0, -6.0, -0.0], [-6.0001, -0.0001]
         kept = line([[f" held at {step}"]], purpose="held_out", example_id="kept", prompt="what is kept")
         steps[step] = [*group, kept]
-    return write_run(tmp_path_factory.mktemp("runs") / "three", steps)
+    folder = write_run(tmp_path_factory.mktemp("runs") / "three", steps)
+    asked = [{"role": "system", "content": "brief"}, {"role": "user", "content": "evaluated?"}]
+    row = {"task": "countdown", "example_id": "e", "role": "policy", "mode": "greedy", "sample": 0, "prompt": asked}
+    row |= {"completion": "said when evaluated", "tokens": 3, "truncated": False, "reward": 1.0, "solved": True}
+    write_packed(folder / "evaluations/step_000030.jsonl.gz", [row | {"parts": {"format": 1.0}}])
+    return folder
 
 
 @pytest.fixture
@@ -107,7 +118,7 @@ def page(run_folder, open_page):
 
 
 ROWS = "#board .rollout .wrote"
-ESCAPE, ENTER, RIGHT, DOWN = "\ue00c", "\ue007", "\ue014", "\ue015"
+ESCAPE, LEFT, RIGHT = "\ue00c", "\ue012", "\ue014"
 
 
 def test_nothing_that_a_model_wrote_becomes_html(tmp_path, open_page):
@@ -117,11 +128,20 @@ def test_nothing_that_a_model_wrote_becomes_html(tmp_path, open_page):
     scripts = page.count("script")
     assert page.count("#board img, #board b b, #board i, #board u, #board script") == 0
     (text, *_) = page.texts(ROWS)
-    for expected in (*HOSTILE[:3], "U+2028", "U+D800", r"\x1b[31m", "U+202Egnp.exe", "x" * 3000, r"\x0d", "👩‍👩‍👧"):
+    for expected in (
+        *HOSTILE[:3],
+        r"\u{2028}",
+        r"\u{d800}",
+        r"\u{1b}[31m",
+        r"\u{202e}gnp.exe",
+        "x" * 3000,
+        r"\u{d}",
+        "👩‍👩‍👧",
+    ):
         assert expected in text
     assert "<b>bold</b></script>" in page.texts(".prompt .shown")
-    page.keys("j", ENTER)
-    assert page.text("#detail h2 .text").strip() == "<i>id</i>"
+    assert "<i>id</i>" in page.texts(".group h3")
+    page.run("document.querySelectorAll('.rollout > summary').forEach((row) => row.click())")
     assert page.count("script") == scripts
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")  # long tokens are broken
 
@@ -149,25 +169,50 @@ def test_script_that_gets_into_the_page_is_not_run(tmp_path, open_page, chromium
     assert refused and all("Content Security Policy" in entry["message"] for entry in refused)
 
 
-def test_a_step_is_picked_by_click_and_by_key(page):
+def test_a_file_that_cannot_be_read_costs_its_step(tmp_path, open_page):
+    folder = write_run(tmp_path / "run", {10: [line([[" a"]])], 20: [line([[" b"]])], 30: []})
+    torn = folder / "rollouts/step_000020.jsonl.gz"
+    torn.write_bytes(torn.read_bytes()[:60])
+    write_packed(folder / "rollouts/step_000030.jsonl.gz", [{"schema": 1, "purpose": "train"}])
+    page = open_page(make_page(folder))
+    assert "it has rollouts of schema 1; this page reads 2" in page.text("#board")
+    page.keys(LEFT)
+    page.wait("return document.querySelector('#board').dataset.step === '20'")
+    assert "Step 20: its file cannot be read" in page.text("#board")
+    page.keys(LEFT)
+    page.wait("return document.querySelector('#board').dataset.step === '10'")
+    assert page.texts(ROWS) == [" a"]
+
+
+def test_steps_are_picked_by_click_and_key_and_searched(page):
     assert page.texts("#steps .number") == ["10", "20", "30"]
     assert " first of 30" in page.texts(ROWS)
     page.run("document.querySelector('#steps button').click()")
     page.wait("return document.querySelector('#summary').textContent.startsWith('Step 10')")
     assert " first of 10" in page.texts(ROWS)
-    page.browser.refresh()  # the address remembers what was looked at
-    page.wait("return document.body.dataset.ready === 'all'")
-    assert " first of 10" in page.texts(ROWS)
-
-
-def test_everything_is_reached_by_keys(page):
-    assert "seed" not in page.texts("#board .facts")[0]  # of 19 digits, which the rollout in full has
-    page.keys("j", "j")
-    assert "second" in page.run("return document.activeElement.textContent")
-    page.keys(ENTER)
-    assert page.run("return !document.getElementById('detail').hidden")
     page.keys(RIGHT)
-    assert page.run("return !document.getElementById('tip').hidden")
-    assert "1 of 2" in page.text("#tip") and "−6" in page.text("#tip")
-    page.keys(DOWN)
-    assert "third" in page.text("#detail") and str(2**62 + 1) in page.text("#detail")
+    page.wait("return document.querySelector('#summary').textContent.startsWith('Step 20')")
+    page.keys("/", *"second")
+    page.wait("return document.querySelectorAll('#board .rollout').length === 1")
+    assert page.texts(ROWS) == [" second<end>"]
+    page.keys(ESCAPE)
+    page.wait("return document.querySelectorAll('#board .rollout').length === 4")
+
+
+def test_a_rollout_opens_in_place_and_a_token_has_its_numbers(page):
+    closed = "return [...document.querySelectorAll('#board .rollout')].every((row) => !row.open)"
+    assert page.run(closed)
+    page.run("document.querySelector('#board .rollout > summary').click()")
+    assert not page.run(closed)
+    page.run("[...document.querySelectorAll('.t')].find((t) => t.textContent === ' second')"
+             ".dispatchEvent(new MouseEvent('mouseover', { bubbles: true }))")  # fmt: skip
+    tip = page.text("#tip")
+    assert "1 of 2" in tip and "−6" in tip and str(2**62 + 1) in tip and "+2" in tip
+    page.keys(ESCAPE)
+    assert page.run("return document.getElementById('tip').hidden")
+
+
+def test_the_rows_of_an_evaluation_are_read_like_rollouts(page):
+    page.run("const show = document.getElementById('show'); show.value = 'evaluation'; show.onchange()")
+    assert page.texts(ROWS) == ["said when evaluated"] and page.text(".prompt").strip() == "evaluated?"
+    assert "greedy" in page.text(".facts") and "evaluation · " in page.text(".group p")

@@ -2,17 +2,20 @@
 
 import multiprocessing
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from minrl.dataflow import Completion, Request
-from minrl.engines import Engine, Sampling
+from minrl.dataflow import Completion, Request, UserError
+from minrl.engines import Engine, Sampling, make_engine
 from minrl.engines import vllm as vllm_engine
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm import VllmEngine, time_limit
@@ -32,6 +35,7 @@ def needs_vllm(test):
 
 
 WORDS = [f"w{index}" for index in range(100)]
+SERVED = {"engine": "vllm-server", "engine_urls": "http://127.0.0.1:8001", "engine_weights_dir": "weights"}
 REQUESTS = [Request([5 + index // 4, 6, 7, 8, 9], 2**40 + index, 8 + index % 5) for index in range(16)]
 
 
@@ -146,11 +150,11 @@ def forget_tied_head(engine: VllmEngine, monkeypatch) -> None:
 def swap_layers(engine: VllmEngine, monkeypatch) -> None:
     as_saved, names = vllm_engine.as_saved, ("layers.0.mlp.down_proj", "layers.1.mlp.down_proj")
 
-    def swapped(model, weights):
+    def swapped(model, weights, *without):
         changed = dict(weights)
         first, second = (next(key for key in weights if name in key) for name in names)
         changed[first], changed[second] = weights[second], weights[first]
-        return as_saved(model, changed)
+        return as_saved(model, changed, *without)
 
     monkeypatch.setattr(vllm_engine, "as_saved", swapped)
 
@@ -214,6 +218,19 @@ def test_an_engine_that_has_sampled_sleeps_and_wakes(engines, monkeypatch, queue
         assert worst_gap(policy, engine.generate(REQUESTS, Sampling(1.0, frozenset())), 1.0) <= 1e-4
     assert called == ["discard", "wake_up"] * 2
     vllm_engine.drain(engine._llm)
+
+
+@needs_vllm
+def test_the_sampler_of_a_gpu_needs_no_flashinfer(monkeypatch):
+    """Only top-p and top-k use it, and its import fails where it is not installed."""
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.ops.topk_topp_sampler import flashinfer_sampler_supported
+
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    monkeypatch.setenv(name, vllm_engine.ENVIRONMENT[name])
+    assert not flashinfer_sampler_supported()
 
 
 @needs_vllm
@@ -296,19 +313,26 @@ def test_in_bfloat16_a_sync_that_was_skipped_is_caught(engines, monkeypatch):
     require_caught(engines.get("qwen3", "bfloat16"), monkeypatch, skip_sync)
 
 
-def adapted_engine(engines: OneEngine) -> tuple[VllmEngine, Policy]:
+@needs_vllm
+def test_the_scale_of_gemmas_embeddings_is_vllms(engines):
+    engine = engines.get("gemma3_text", "bfloat16")
+    own = engine.policy.model.get_input_embeddings().embed_scale
+    assert float(own) == float(engine.model.model.normalizer) == 11.3125  # of 128 ** 0.5 = 11.3137
+
+
+def adapted_engine(engines: OneEngine, **changes) -> tuple[VllmEngine, Policy]:
     """An engine whose policy has adapters, and the policy."""
     policy = shaped_policy("qwen2", engines.processes)
-    policy.adapters = Adapters(policy.model, sized(lora_rank=4), "base", 0)
-    engine = engines.get("adapters", policy=policy)
+    policy.adapters = Adapters(policy.model, sized(lora_rank=4, **changes), "base", 0)
+    engine = engines.get(f"adapters {changes}", policy=policy)
     return engine, engine.policy
 
 
-def improve_adapters(policy: Policy) -> None:
+def improve_adapters(policy: Policy, size: float = 3e-2) -> None:
     with torch.no_grad():
         for weight in policy.model.parameters():
             if weight.requires_grad:
-                weight.add_(3e-2 * torch.randn_like(weight))
+                weight.add_(size * torch.randn_like(weight))
     policy.version += 1
 
 
@@ -345,6 +369,63 @@ def test_lora_adapters_that_were_left_out_are_caught(engines, monkeypatch):
     monkeypatch.setattr(engine, "_load", without)
     with pytest.raises(SyncError, match=r"[1-9]\d* of .* weight tensors differ"):
         engine.sync(policy)
+
+
+APART = {"lora_serve": "adapter", "lora_target_modules": "q_proj,v_proj,gate_proj,down_proj"}
+
+
+@needs_vllm
+def test_adapters_that_stay_apart_are_loaded_over_each_other_on_a_base_model_that_is_loaded_once(engines, monkeypatch):
+    engine, policy = adapted_engine(engines, **APART)
+    loaded, call = [], engine._llm.collective_rpc
+    monkeypatch.setattr(
+        engine._llm, "collective_rpc", lambda method, **given: loaded.append(method) or call(method, **given)
+    )
+    for _ in range(2):
+        improve_adapters(policy)
+        engine.sync(policy)
+        assert worst_gap(policy, engine.generate(REQUESTS, Sampling(0.8, policy.stop_ids)), 0.8) <= 1e-4
+        assert engine.take_facts()["engine/sync_checked_tensors"] == 39 + 3 * 4 * 2  # A and B of each
+    assert vllm_engine.reload not in loaded and engine._unread == []
+
+
+@needs_vllm
+def test_adapters_that_stay_apart_and_were_not_loaded_are_caught_however_small_the_step(engines, monkeypatch):
+    engine, policy = adapted_engine(engines, **APART)
+    monkeypatch.setattr(vllm_engine, "load_adapters", lambda *_: engine._lora_request)
+    improve_adapters(policy, 1e-6)
+    with pytest.raises(SyncError, match=r"24 of \d+ weight tensors differ \(model.layers.0.self_attn.q_proj.lora_A"):
+        engine.sync(policy)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "rank", "expected"),
+    [
+        ("bfloat16", "cuda", 9, 16),
+        ("float32", "cpu", 8, 8),
+        ("float32", "cpu", 17, "vLLM takes a rank of at most 16, got 17"),
+        ("float32", "cuda", 8, "on a GPU vLLM takes adapters in bfloat16 alone"),
+    ],
+)
+def test_a_rank_or_a_precision_that_vllm_does_not_take_is_refused(
+    policy, monkeypatch, processes, dtype, device, rank, expected
+):
+    monkeypatch.setitem(sys.modules, "vllm.config.lora", SimpleNamespace(MaxLoRARanks=Literal[1, 8, 16]))
+    policy.adapters = Adapters(policy.model, sized(lora_rank=rank, lora_serve="adapter"), "base", 0)
+    policy.processes = SimpleNamespace(dtype=getattr(torch, dtype), device=torch.device(device))
+    if isinstance(expected, int):
+        assert vllm_engine._adapters(policy)["max_lora_rank"] == expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            vllm_engine._adapters(policy)
+
+
+@pytest.mark.parametrize("settings", [{"engine": "torch"}, {"engine": "auto", "device": "cpu"}, SERVED])
+def test_engines_that_take_no_adapters_apart_refuse_them(policy, settings):
+    config = sized(lora_rank=4, lora_serve="adapter", **settings)
+    policy.adapters = Adapters(policy.model, config, "base", 0)
+    with pytest.raises(UserError, match="--lora-serve adapter is for --engine vllm"):
+        make_engine(config, policy)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,17 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from minrl.dataflow import Completion, Request, UserError
 from minrl.engines import vllm as vllm_engine
 from minrl.engines import vllm_sync
-from minrl.engines.vllm import vllm_errors
+from minrl.engines.vllm import VllmEngine, vllm_errors
 from minrl.engines.vllm_sync import (
+    EXPERTS,
     PROBE_TOKENS,
     SyncCheck,
     SyncError,
     as_saved,
+    copy_experts,
     find_engine_tensors,
     first_probes,
+    mismatched_adapters,
     mismatched_tensors,
     policy_logprobs,
     probes_of,
@@ -28,9 +31,10 @@ from minrl.engines.vllm_sync import (
     tensors_of,
     unread,
 )
+from minrl.models.lora import Adapters, adapted_layers
 from minrl.run import preflight
 from tests.parsed import sized
-from tests.vllm_models import CHANGES, TABLE, TOLERANCE, compare_apart
+from tests.vllm_models import TOLERANCE, compare_apart
 
 REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
 
@@ -71,15 +75,6 @@ def test_what_vllm_takes_of_a_card_when_it_wakes_is_counted_before_the_first_ste
         assert preflight.returned_bytes(policy, settings) == expected
 
 
-def test_each_architecture_is_right_or_refused_in_one_line():
-    rows = json.loads(TABLE.read_text())
-    assert rows.pop("vLLM")
-    assert rows.keys() == CHANGES.keys()
-    for name, cell in rows.items():
-        assert cell in ("right", "right in bfloat16") or cell.startswith(("refused: ", "not made: ")), f"{name}: {cell}"
-        assert "\n" not in cell
-
-
 def small_mixtral() -> MixtralForCausalLM:
     sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     return MixtralForCausalLM(MixtralConfig(vocab_size=11, num_key_value_heads=1, num_local_experts=3, **sizes))
@@ -112,6 +107,40 @@ def test_tensors_are_found_by_name_alone_and_within_fused_ones():
         assert mismatched_tensors(held, {**weights, name: changed}, torch.float32, 0) == [name]
 
 
+def test_adapters_are_read_in_their_slots_whose_spare_room_is_empty(policy):
+    policy.adapters = Adapters(policy.model, sized(lora_rank=2, lora_target_modules="q_proj,v_proj,o_proj"), "base", 0)
+    engine, layers = nn.Module(), adapted_layers(policy.model)
+    for number in range(len(policy.model.model.layers)):
+        for fused, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("o_proj", ("o_proj",))):
+            slots = [
+                policy.model.model.layers[number].self_attn.get_submodule(part).weight.new_zeros(2, 1, 1, 80, 80)
+                for part in parts
+            ]
+            path = f"model.layers.{number}.self_attn"
+            for part, (a, b) in zip(parts, slots, strict=True):
+                if layer := layers.get(f"{path}.{part}"):
+                    own = layer.lora_A["default"].weight, layer.lora_B["default"].weight.data.normal_() * 32 / 2
+                    for slot, matrix in zip((a, b), own, strict=True):
+                        slot[0, 0, : matrix.shape[0], : matrix.shape[1]] = matrix.detach()
+            parent = engine
+            for name in path.split("."):
+                parent.add_module(name, parent._modules.get(name) or nn.Module())
+                parent = parent._modules[name]
+            parent.add_module(fused, nn.Module())
+            module = parent._modules[fused]
+            module.lora_a_stacked, module.lora_b_stacked = (tuple(kind) for kind in zip(*slots, strict=True))
+    found = mismatched_adapters(engine, policy.model, torch.float32)
+    assert len(found) == 2 * len(layers) and not any(found.values())
+    held = engine.model.layers.get_submodule("0").self_attn.qkv_proj
+    for stacked, letter, place in ((held.lora_b_stacked, "B", (0, 0)), (held.lora_a_stacked, "A", (2, 0))):
+        stacked[2][0, 0][place] += 1e-6
+        found = mismatched_adapters(engine, policy.model, torch.float32)
+        assert f"model.layers.0.self_attn.v_proj.lora_{letter}" in [name for name in found if found[name]]
+    del engine.model.layers.get_submodule("1").self_attn.o_proj
+    with pytest.raises(UserError, match=r"vLLM takes no adapter of model.layers.1.self_attn.o_proj: name other"):
+        mismatched_adapters(engine, policy.model, torch.float32)
+
+
 @pytest.mark.parametrize("backend", ["TRITON", "CPU"])
 def test_experts_are_read_where_the_kernel_keeps_them_as_loaded(backend):
     weights = {"mlp.experts.gate_up_proj": torch.randn(4, 6, 8), "mlp.experts.down_proj": torch.randn(4, 8, 3)}
@@ -125,6 +154,47 @@ def test_experts_are_read_where_the_kernel_keeps_them_as_loaded(backend):
     experts.w2_weight.data[[0, 1]] = experts.w2_weight.data[[1, 0]]
     wrong = mismatched_tensors(held, weights, torch.float32, 0)
     assert wrong == (["mlp.experts.down_proj"] if backend == "TRITON" else [])
+
+
+def test_experts_that_an_engine_keeps_as_loaded_are_copied_at_once_and_not_sent():
+    model = small_mixtral()
+    weights = {name: weight for name, weight in tensors_of(model).items() if "layers.0.mlp.experts" in name}
+    experts, biased = nn.Module(), nn.Module()
+    for name, own in EXPERTS.items():
+        weight = weights[f"model.layers.0.mlp.experts.{own}"]
+        experts.register_parameter(name, nn.Parameter(torch.zeros_like(weight)))
+        biased.register_parameter(name, nn.Parameter(torch.zeros_like(weight)))
+    biased.register_parameter("w2_bias", nn.Parameter(torch.zeros(3)))
+    experts.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name="TRITON"))
+    biased.quant_method = experts.quant_method
+    for layer, copied in ((experts, set(weights)), (biased, set())):
+        engine, places = nn.Module(), [parameter.data_ptr() for parameter in layer.parameters()]
+        engine.add_module("model", nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"mlp": nn.ModuleDict()})])}))
+        engine.model["layers"][0]["mlp"]["experts"] = layer
+        held = find_engine_tensors(engine, weights)
+        assert copy_experts(held, weights) == copied
+        assert (mismatched_tensors(held, weights, torch.float32, 0) == []) == bool(copied)
+        assert [parameter.data_ptr() for parameter in layer.parameters()] == places  # captured graphs stay valid
+    sent = dict(as_saved(model, tensors_of(model), set(weights)))
+    assert sent.keys() == {
+        name for name in dict(as_saved(model, tensors_of(model))) if "layers.0.block_sparse_moe.experts" not in name
+    }
+
+
+def test_experts_are_read_from_the_matrices_of_a_file(tmp_path):
+    """A server has those of a checkpoint, each of one expert."""
+    gates, downs = torch.randn(3, 6, 8), torch.randn(3, 8, 3)
+    experts, weights = nn.Module(), {}
+    for name, weight in (("w13_weight", gates), ("w2_weight", downs)):
+        experts.register_parameter(name, nn.Parameter(weight.clone()))
+    for expert in range(3):
+        parts = {"gate_proj": gates[expert, :3], "up_proj": gates[expert, 3:], "down_proj": downs[expert]}
+        weights |= {f"mlp.experts.{expert}.{name}.weight": part.clone() for name, part in parts.items()}
+    experts.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name="TRITON"))
+    held = find_engine_tensors(nn.ModuleDict({"mlp": nn.ModuleDict({"experts": experts})}), weights)
+    assert unread(held, weights) == [] and mismatched_tensors(held, weights, torch.float32, 0) == []
+    experts.w13_weight.data[1, 3:] += 1e-6
+    assert mismatched_tensors(held, weights, torch.float32, 0) == ["mlp.experts.1.up_proj.weight"]
 
 
 OUTLIER, APART, NAN = [4.0] + [0.05] * 31, [0.3] * 32, [math.nan] * 32
@@ -176,6 +246,61 @@ def test_whatever_vllm_raises_is_one_line_with_its_reason(policy):
         assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match=r"^mine$"), vllm_errors(policy):
         raise UserError("mine")
+    few = "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing."
+    with pytest.raises(UserError, match=r"raise --engine-memory-frac, or .* --engine vllm-server"), vllm_errors(policy):
+        raise ValueError(few)
+
+
+def test_a_model_beyond_vllms_share_of_the_card_is_refused_before_vllm_starts(policy, monkeypatch):
+    monkeypatch.setattr(type(policy), "device", property(lambda self: torch.device("cuda")))
+    weights = 4 * policy.num_weights
+    for total, refused in ((3 * weights, False), (int(1.9 * weights), True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, total=total: (total, total))
+        config = sized(engine="vllm", engine_memory_frac=0.5)
+        if refused:
+            with pytest.raises(
+                UserError, match=r"--engine-memory-frac 0.5 of this GPU is .*: raise --engine-memory-frac"
+            ):
+                vllm_engine._memory(config, policy, 4, 64)
+        else:
+            settings = vllm_engine._memory(config, policy, 4, 64)
+            assert settings["kernel_config"] == {"enable_flashinfer_autotune": False}
+
+
+class Asleep(VllmEngine):
+    """An engine whose vLLM sleeps; it notes what it is asked for."""
+
+    def __init__(self, policy, noted, room=True):
+        self.config, self.policy, self.version, self._asleep = sized(engine="vllm"), policy, None, True
+        self._syncs, self._unread, self._facts, self._probes = 1, [], {}, [[5, 6, 7]]
+        self.model, self._load, self.score = nn.Module(), lambda policy: noted.append("load"), self._scored
+        self._llm, self._noted, self._room = self, noted, room
+        self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(engine_core=self))
+        self.scheduler, self.batch_queue = SimpleNamespace(has_requests=lambda: False), None
+
+    def reset_prefix_cache(self):
+        return True
+
+    def wake_up(self, tags):
+        if not self._room:
+            raise RuntimeError("CUDA Error: out of memory")
+        self._noted.append("wake")
+
+    def _scored(self, ids):
+        self._noted.append("score")
+        return policy_logprobs(self.policy, ids).tolist()
+
+
+def test_the_policy_scores_its_probe_before_the_cache_is_back(policy, monkeypatch):
+    noted = []
+    scored = lambda *args: noted.append("policy") or policy_logprobs(*args)  # noqa: E731
+    monkeypatch.setattr(vllm_engine, "policy_logprobs", scored)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: noted.append("empty"))
+    engine = Asleep(policy, noted)
+    engine.sync(policy)
+    assert noted == ["load", "policy", "empty", "wake", "score"]
+    with pytest.raises(UserError, match=r"no room for its cache .*CUDA Error: out of memory\): lower --engine-memory"):
+        Asleep(policy, noted, room=False).sync(policy)
 
 
 def test_the_first_probes_are_two_texts_and_the_policy_scores_their_last_tokens(policy):

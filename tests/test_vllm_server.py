@@ -20,9 +20,8 @@ from minrl.engines.torch_engine import TorchEngine, mix_seed
 from minrl.engines.vllm_server import ServerEngine, server_command, server_urls
 from minrl.engines.vllm_sync import SyncError
 from minrl.models.distributed import Processes
-from minrl.models.sharding import master_weights
+from minrl.models.sharding import master_weights, sharded_policy
 from minrl.run.checkpoint import save_policy
-from minrl.run.setup import sharded_policy
 from tests.conftest import CPU
 from tests.fake_vllm import FakeVllm
 from tests.parsed import sized
@@ -201,7 +200,8 @@ def test_a_server_of_another_kind_is_refused_with_the_command_of_the_right_one(s
             make_engine(config_of(servers, tmp_path), policy)
         said = str(caught.value)
         assert expected.format(folder=tmp_path) in said and "\n" not in said
-        assert f"VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model {tmp_path}/shape" in said
+        started = f"python -m vllm.entrypoints.openai.api_server --model {tmp_path}/shape"
+        assert f"VLLM_SERVER_DEV_MODE=1 VLLM_USE_FLASHINFER_SAMPLER=0 {started}" in said
         assert f"--host 127.0.0.1 --port {servers[1].port} --dtype float32 --max-model-len 1024" in said
 
 

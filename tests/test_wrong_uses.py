@@ -24,8 +24,8 @@ from tests.chat_server import ChatServer, answer
 from tests.disks import files_up_to
 from tests.killing import signalled_at
 
-for program in PROGRAMS.values():  # which says that it loads, the first time
-    import_module(program.module)
+for _, program, _ in PROGRAMS.values():  # which says that it loads, the first time
+    import_module(program)
 
 TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
     --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
@@ -68,10 +68,11 @@ def refused(capfd, monkeypatch):
 
 FLAGS = [
     # several tasks
-    ("train", "--task :2,hanoi", "task must name a task before its weight, got ':2'"),
+    ("train", "--task :2,hanoi", "task must have a name before the weight, got ':2'"),
     ("train", "--task math,gsm8k --data-path rows.jsonl", "data_path is of one task", "such as --gsm8k.data-path"),
     ("expert-iteration", "--task countdown,hanoi", "train.py alone takes several tasks in one run"),
     # values, and flags that contradict each other or need another
+    ("train", "--task= --model-id model", "--task is empty", "name a task"),
     ("train", "--hanoi.max-disks 5", "hanoi, which is neither trained nor evaluated here"),
     ("train", "--opponent x", "--opponent has nobody to play", "leave it out"),
     ("train", "--data-path nowhere.jsonl", "countdown makes its own problems and takes no --data-path"),
@@ -80,7 +81,7 @@ FLAGS = [
     # files
     ("train", "--task nowhere.py:task", "--task", "no file", "/nowhere.py"),
     ("train", "--task empty.py", "what is named is no task", "empty.py has none"),
-    ("train", "--runs-dir notes.txt", "notes.txt", "a file is where a folder should be", "--runs-dir"),
+    ("train", "--runs-dir notes.txt", "notes.txt", "a file is where a folder should be"),
     ("evaluate", "--completions nowhere.jsonl", "cannot read the completions in nowhere.jsonl", "No such file"),
     ("evaluate", "--completions rows.jsonl --output .", "cannot write .: it is a folder; name a file"),
     ("report", "notes.txt", "no run notes.txt", "holds a config.json"),
@@ -176,8 +177,8 @@ STATES = {
     "config cut": (lambda: cut(CONFIG), "train", LATEST, "finds no run in"),
     "config of a newer version": (set_to(tomorrow=1), "train", NAMED, "unknown setting 'tomorrow'"),
     "config edited to a task that is gone": (set_to(task="/gone.py:task"), "train", NAMED, "no file /gone.py"),
-    "the folder above is named": (None, "train", "--resume runs", "no run and no checkpoint there"),
-    "a step that is not there": (None, "train", f"--resume {KEPT}/step_000009", "no run and no checkpoint"),
+    "the folder above is named": (None, "train", "--resume runs", "no run runs", "did you mean run?"),
+    "a step that is not there": (None, "train", f"--resume {KEPT}/step_000009", "is damaged or not there"),
     "another program's": (None, "sft", NAMED, "is not one of minrl sft", "minrl train --resume"),
     "checkpoints a file": (lambda: (shutil.rmtree(KEPT), KEPT.touch()), "train", NAMED, "--checkpoints-dir"),
     "metrics of other things": (lambda: METRICS.open("a").write("5\n"), "report", "run", "metrics.jsonl"),
@@ -211,7 +212,7 @@ def said(text, **reason):
 
 SERVERS = {
     "no key": (says('{"error": {"message": "who are you?"}}', 401), "status 401: who are you?", "key in the environ"),
-    "a cut off score": (said("Score: 1", finish_reason="length"), "'length'"),
+    "a cut off score": (said("Score: 1", finish_reason="length"), "[length]"),
 }
 """More are in test_openai_client.py and test_judge.py."""
 

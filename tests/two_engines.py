@@ -13,11 +13,10 @@ from minrl.dataflow import SOLO, Example, Reward, Turn
 from minrl.engines.vllm import VllmEngine
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.sharding import in_one_pass, master_weights
+from minrl.models.sharding import in_one_pass, master_weights, sharded_policy
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
-from minrl.run.setup import sharded_policy
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from tests.parsed import sized

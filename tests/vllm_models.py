@@ -4,8 +4,8 @@
 
 makes each small with random weights, starts the engine, verifies a sync, changes every weight, verifies the next, and
 compares the log-probabilities of sampled tokens with plain transformers: eager attention, one sequence at a time, in
-float32. What it finds goes to docs/models_vllm.json: `right`, or `refused` and the reason. Without names: all. vLLM
-needs torchvision for Qwen3.5, whose gated delta rule it computes in bfloat16 only on a CPU.
+float32: `right`, or `refused` and the reason. Without names: all. vLLM needs torchvision for Qwen3.5,
+whose gated delta rule it computes in bfloat16 only on a CPU.
 """
 
 import json
@@ -14,10 +14,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,13 +24,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from minrl.dataflow import CausalModel, Completion, Request, UserError
 from minrl.engines import Sampling
-from minrl.engines.vllm import installed_version
 from minrl.models.distributed import Processes
 from minrl.models.loading import text_part, word_tokenizer
 from minrl.policy import Policy, as_policy
 from tests.parsed import sized
 
-TABLE = Path(__file__).parent.parent / "docs" / "models_vllm.json"
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Nats: of the largest difference, in bfloat16 of the mean one, as experts near a tie change with any rounding."""
 IN_BFLOAT16 = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -222,15 +218,12 @@ def compare_apart(name: str) -> Found:
 
 
 def main(names: list[str]) -> None:
-    """Compare each, print a line, and keep what was found."""
+    """Compare each, and print a line."""
     for name in names or sorted(CHANGES):
         start = time.perf_counter()
         found = compare_apart(name)
         print(f"{name}: {found.cell} {found.gap:.1e} {found.spread:.2f} {len(found.probed)}", end=" ")
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
-        table: Mapping[str, str] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-        rows = {**table, "vLLM": installed_version(), name: found.cell}
-        TABLE.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n")
 
 
 def _settable(config: Any, name: str) -> bool:

@@ -108,7 +108,13 @@ def make_engine(
     `sequences` is the number of completions in a batch (0: nothing will be sampled); `resumption` says how to resume
     the run where the engine ends it.
     """
-    if not takes_vllm(config, policy.device.type):
+    takes = takes_vllm(config, policy.device.type)
+    require(
+        config.lora_serve == "merged" or policy.adapters is None or (takes and config.engine != "vllm-server"),
+        "--lora-serve adapter is for --engine vllm: the embedded engine samples with adapters as they are, and servers "
+        "take merged weights: leave it out, or choose that engine",
+    )
+    if not takes:
         from minrl.engines.torch_engine import TorchEngine
         from minrl.engines.vllm import installed_build, refusal
 

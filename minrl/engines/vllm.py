@@ -13,24 +13,27 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from loguru import logger
 from torch import nn
 
 from minrl.config import TrainerConfig
-from minrl.dataflow import CausalModel, Completion, Request, UserError
+from minrl.dataflow import CausalModel, Completion, Request, UserError, require
 from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, OnEnd, Sampling, require_room
 from minrl.engines.torch_engine import mix_seed
 from minrl.engines.vllm_sync import (
     SyncCheck,
     as_saved,
+    copy_experts,
     find_engine_tensors,
     first_probes,
+    load_adapters,
+    mismatched_adapters,
     mismatched_tensors,
     policy_logprobs,
     probes_of,
@@ -40,7 +43,7 @@ from minrl.engines.vllm_sync import (
     tensors_of,
     unread,
 )
-from minrl.models.lora import MergedWeights
+from minrl.models.lora import Adapters, MergedWeights, adapted_layers
 from minrl.models.shape import cached_numbers
 from minrl.models.sharding import state_of
 from minrl.policy import Policy
@@ -58,10 +61,17 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights are a copy away
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # only top-p and top-k use it; it is imported and compiled at each start
 }
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """The variables of a launcher that vLLM reads or writes while it starts."""
+
+MORE_ROOM = (
+    "raise --engine-memory-frac, or sample on other GPUs with --engine vllm-server, whose servers may divide the model "
+    "(--tensor-parallel-size)"
+)
+"""What to do where the weights and a cache do not fit into vLLM's share of a GPU."""
 
 SMALLEST_CACHE = 64 * 2**20
 """Bytes of key-value memory at least: the states of recurrent layers are not counted."""
@@ -79,6 +89,7 @@ class VllmEngine:
         self._syncs, self._facts = 0, defaultdict[str, float](float)
         self._prompts: set[tuple[int, ...]] = set()
         self._unread: list[str] | None = None  # tensors that no name finds in the engine
+        self._lora_request: Any = None  # that of adapters which stay apart from their base model
         with vllm_errors(policy):
             self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
             self._probes = first_probes(policy)
@@ -108,7 +119,7 @@ class VllmEngine:
         prompts = [{"prompt_token_ids": request.ids} for request in requests]
         parameters = [sampling_parameters(request, sampling) for request in requests]
         engine, first = self._llm.llm_engine, int(next(self._llm.request_counter)) + 1  # requests are numbered
-        names = self._llm.enqueue(prompts, parameters, use_tqdm=False)
+        names = self._llm.enqueue(prompts, parameters, lora_request=self._lora_request, use_tqdm=False)
         asked = sum(len(request.ids) for request in requests)
         self._facts[PROMPT_TOKENS] += asked
         self._facts[PROMPT_TOKENS_COMPUTED] += asked
@@ -145,15 +156,21 @@ class VllmEngine:
             self._load(policy)
             self.version = policy.version
             forget_prefixes(self._llm)
-            self._wake_cache()
             every = self.config.sync_check_every
             if every and self._syncs % every == 0:
                 self.check()
+            self._wake_cache()
         self._syncs += 1
 
     def _load(self, policy: Policy) -> None:
-        weights = MergedWeights(policy.model, tensors_of(policy.model))
-        self._llm.collective_rpc(reload, args=(as_saved(policy.model, weights),))
+        apart = served_apart(policy)
+        if self._lora_request is None:  # a base model is loaded once
+            with apart.off() if apart else nullcontext():
+                weights = MergedWeights(policy.model, tensors_of(policy.model))
+                copied = copy_experts(find_engine_tensors(self.model, weights.bases), weights)
+                self._llm.collective_rpc(reload, args=(as_saved(policy.model, weights, copied),))
+        if apart:
+            self._lora_request = load_adapters(self._llm, policy.model, apart)
 
     def _limited(self) -> AbstractContextManager[None]:
         return time_limit(self.config.engine_timeout_s)
@@ -161,19 +178,24 @@ class VllmEngine:
     def check(self) -> None:
         """Raise `SyncError` unless the engine has the policy's weights and log-probabilities."""
         weights, dtype = MergedWeights(self.policy.model, state_of(self.policy.model)), self.policy.processes.dtype
+        apart = served_apart(self.policy)
         held = find_engine_tensors(self.model, weights.bases)
         if self._unread is None:
             self._unread = unread(held, weights.bases)
             if self._unread:
                 logger.warning(f"not found in the engine, so checked by the probe alone: {self._unread}")
-        wrong = mismatched_tensors(held, weights, dtype, self.policy.version)
+        with apart.off() if apart else nullcontext():
+            wrong = mismatched_tensors(held, weights, dtype, self.policy.version)
+        matrices = mismatched_adapters(self.model, self.policy.model, dtype) if apart else {}
+        wrong, checked = [*wrong, *(name for name in matrices if matrices[name])], len(held) + len(matrices)
         for probe in self._probes:
-            expected = policy_logprobs(self.policy, probe)
+            expected = policy_logprobs(self.policy, probe)  # before the cache is back: casts of all weights need room
+            self._wake_cache()
             gaps = (torch.tensor(self.score(probe)[-len(expected) :]) - expected).abs()
-            found = SyncCheck(gaps, wrong, len(held), complete=not self._unread)
+            found = SyncCheck(gaps, wrong, checked, complete=not self._unread)
             if found.decides(dtype):
                 break
-        self._facts |= {"engine/sync_gap_max": float(gaps.max()), "engine/sync_checked_tensors": float(len(held))}
+        self._facts |= {"engine/sync_gap_max": float(gaps.max()), "engine/sync_checked_tensors": float(checked)}
         engine = f"vLLM {installed_version()}" if self._syncs == 0 else "the engine"
         require_synced(self.policy, found, self._syncs == 0, engine)
 
@@ -182,7 +204,8 @@ class VllmEngine:
         from vllm import SamplingParams
 
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        output = self._llm.generate([{"prompt_token_ids": list(ids)}], [parameters], use_tqdm=False)[0]
+        prompt = {"prompt_token_ids": list(ids)}
+        output = self._llm.generate([prompt], [parameters], lora_request=self._lora_request, use_tqdm=False)[0]
         entries = output.prompt_logprobs[1:]
         return [entry[token].logprob for entry, token in zip(entries, ids[1:], strict=True)]
 
@@ -205,15 +228,17 @@ class VllmEngine:
     @timed("sync")
     def wake(self) -> None:
         """Take the key-value memory again: now, or in `sync` where weights have changed."""
-        if not self._asleep:
-            return
-        torch.cuda.empty_cache()  # the engine needs what the update has freed
         if self.version == self.policy.version:
             self._wake_cache()
 
     def _wake_cache(self) -> None:
         if self._asleep:
-            self._llm.wake_up(tags=["kv_cache"])
+            torch.cuda.empty_cache()  # the engine needs what the policy has freed
+            try:
+                self._llm.wake_up(tags=["kv_cache"])
+            except RuntimeError as error:  # of its allocator; torch's is one too
+                held = f"vLLM finds no room for its cache beside what training holds ({first_line(error)[:300]})"
+                raise UserError(f"{held}: lower --engine-memory-frac, or take --optimizer adamw8bit") from error
             self._asleep = False
 
     def close(self) -> None:
@@ -340,6 +365,7 @@ def start(config: TrainerConfig, policy: Policy, sequences: int, context_length:
         generation_config="vllm",
         seed=0,
         **_processes(policy),
+        **_adapters(policy),
         **_memory(config, policy, sequences, context_length),
     )
 
@@ -379,10 +405,42 @@ def _processes(policy: Policy) -> dict[str, Any]:
     return {"distributed_executor_backend": "external_launcher"}
 
 
+def served_apart(policy: Policy) -> Adapters | None:
+    """The policy's adapters where vLLM samples with them as they are, not with merged weights."""
+    return policy.adapters if policy.adapters is not None and policy.adapters.config.lora_serve == "adapter" else None
+
+
+def _adapters(policy: Policy) -> dict[str, Any]:
+    """vLLM's settings for adapters that stay apart from their base model. Its kernels on a GPU take no float32."""
+    apart = served_apart(policy)
+    if apart is None:
+        return {}
+    from vllm.config.lora import MaxLoRARanks
+
+    rank, ranks = apart.config.lora_rank, get_args(MaxLoRARanks)
+    require(rank <= max(ranks), f"--lora-serve adapter: vLLM takes a rank of at most {max(ranks)}, got {rank}")
+    exact = policy.processes.dtype == torch.float32 and policy.device.type == "cuda"
+    require(not exact, "--lora-serve adapter: on a GPU vLLM takes adapters in bfloat16 alone: use --dtype bfloat16")
+    return {
+        "enable_lora": True,
+        "max_lora_rank": min(one for one in ranks if one >= rank),
+        "lora_target_modules": sorted({path.rpartition(".")[2] for path in adapted_layers(policy.model)}),
+    }
+
+
 def _memory(config: TrainerConfig, policy: Policy, sequences: int, context_length: int) -> dict[str, Any]:
     """vLLM's settings for memory and kernels on this device."""
     if policy.device.type == "cuda":
-        return {"gpu_memory_utilization": config.engine_memory_frac, "enable_sleep_mode": config.engine_sleep}
+        share = config.engine_memory_frac
+        room = share * torch.cuda.mem_get_info(policy.device)[1]
+        need = policy.processes.dtype.itemsize * policy.num_weights
+        require(
+            need < room,
+            f"vLLM's copy of the weights takes {need / 2**30:.1f} GiB, and --engine-memory-frac {share:g} of this GPU "
+            f"is {room / 2**30:.1f} GiB: {MORE_ROOM}",
+        )
+        kernels = {"enable_flashinfer_autotune": False}  # of kernels that nothing here uses
+        return {"gpu_memory_utilization": share, "enable_sleep_mode": config.engine_sleep, "kernel_config": kernels}
     token = cached_numbers(policy.model.config) * policy.processes.dtype.itemsize
     batch = min(token * context_length * sequences, int(CACHE_GIB * 2**30))
     size = int(config.engine_cache_gib * 2**30) or max(batch, 2 * token * context_length, SMALLEST_CACHE)
@@ -398,9 +456,12 @@ def vllm_errors(policy: Policy) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # its config, its loaders and its kernels raise whatever they like
+        memory = "gpu_memory_utilization" in str(error) or isinstance(error, torch.OutOfMemoryError)
+        apart = served_apart(policy) is not None
         raise UserError(
             f"vLLM {installed_version()} cannot sample for {type(policy.model).__name__} on this "
-            f"{policy.device.type}: {type(error).__name__}: {first_line(error)[:300]}; use --engine torch"
+            f"{policy.device.type}: {type(error).__name__}: {first_line(error)[:300]}; "
+            + (MORE_ROOM if memory else f"{'leave out --lora-serve adapter, or ' * apart}use --engine torch")
         ) from error
 
 

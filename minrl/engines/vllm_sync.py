@@ -7,17 +7,21 @@ probe compares log-probabilities: it sees any change of the model's output, but 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
 from loguru import logger
 from torch import Tensor, nn
 
-from minrl.dataflow import CausalModel, Completion, Request, UserError
-from minrl.models.sharding import in_one_pass, master_weights, state_of
+from minrl.dataflow import CausalModel, Completion, Request, UserError, require
+from minrl.models.lora import ADAPTER, Adapters, adapted_layers
+from minrl.models.sharding import full_tensor, in_one_pass, master_weights, state_of
 from minrl.policy import Policy
 
 GAP_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
@@ -42,11 +46,14 @@ EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """What vLLM's fused layers hold where a model does not say it (`packed_modules_mapping`)."""
 
+MEMORY = Path("/dev/shm")
+"""A folder in memory, on Linux."""
+
 BLOCK = 2**24
 """Elements that are compared at once."""
 
 ADVICE = (
-    "try --engine torch, which samples with the policy's own weights; with --sync-check-every 0 the run goes on "
+    "try --engine torch, which samples with the policy's own weights; with --sync-check-every 0 the run continues "
     "unverified"
 )
 
@@ -70,13 +77,15 @@ def tensors_of(model: CausalModel) -> dict[str, Tensor]:
     return master_weights(model) | {n: tensor for n, tensor in state_of(model).items() if n not in parameters}
 
 
-def as_saved(model: CausalModel, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def as_saved(
+    model: CausalModel, weights: Mapping[str, Tensor], without: Container[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors by the names and in the shapes of a checkpoint, one layer at a time: some of them are copies. In
     memory transformers joins the experts of a layer.
     """
     from transformers.core_model_loading import revert_weight_conversion  # what save_pretrained calls
 
-    for _, names in groupby(weights, layer_of):
+    for _, names in groupby((name for name in weights if name not in without), layer_of):
         yield from revert_weight_conversion(model, {name: weights[name].detach() for name in names}).items()
 
 
@@ -84,6 +93,17 @@ def layer_of(name: str) -> str:
     """The layer of a tensor, by the first number in its name."""
     found = re.match(r".*?\.\d+\.", name)
     return found[0] if found else ""
+
+
+@torch.no_grad()
+def copy_experts(held: Sequence["EngineTensor"], weights: Mapping[str, Tensor]) -> set[str]:
+    """Copy experts that the engine keeps as they are loaded, all of a layer at once; their names. vLLM's loaders take
+    them one by one: 18,432 in Qwen3-30B-A3B. What a reload is not sent it leaves as it was.
+    """
+    whole = [one for one in held if one.expert is None and dict(one.module.named_parameters()).keys() == EXPERTS.keys()]
+    for one in whole:
+        getattr(one.module, one.parameter).copy_(weights[one.name])
+    return {one.name for one in whole}
 
 
 def reload(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:  # noqa: ANN401 - of vLLM
@@ -100,22 +120,42 @@ def reload(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:  # noqa:
             module.quant_method.process_weights_after_loading(module)
 
 
+def load_adapters(llm: Any, model: CausalModel, adapters: Adapters) -> Any:  # noqa: ANN401 - of vLLM
+    """Put the adapters, as peft saves them, in the place of those that vLLM has. vLLM reads them from a folder, which
+    is in memory where that has room. Returns the request with which vLLM samples with them.
+    """
+    from vllm.lora.request import LoRARequest
+
+    state = {name: full_tensor(weight) for name, weight in state_of(model).items() if ADAPTER in name}
+    size = 2 * sum(weight.nbytes for weight in state.values())
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > size
+    with tempfile.TemporaryDirectory(prefix="minrl-", dir=MEMORY if roomy else None) as folder:
+        adapters.save(Path(folder), state)
+        llm.llm_engine.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+    return LoRARequest("policy", 1, folder)
+
+
 # The reading
 
 
 @dataclass(frozen=True)
 class EngineTensor:
-    """One tensor of the policy in the engine: rows `start` to `end` of a parameter or buffer of one of its modules."""
+    """One tensor of the policy in the engine: rows `start` to `end` of a parameter or buffer of one of its modules, or
+    of one expert in it.
+    """
 
     name: str
     module: CausalModel
     parameter: str
     start: int
     end: int | None
+    expert: int | None = None
 
     def read(self, expected: Tensor, version: int) -> tuple[Tensor, Tensor]:
-        """The engine's tensor and the expected one: whole, or some columns where it is packed."""
+        """The engine's tensor and the expected one on its device: whole, or some columns where it is packed."""
         weight = getattr(self.module, self.parameter)
+        weight = weight if self.expert is None else weight[self.expert]
+        expected = expected.to(weight.device)  # a server's comes from a file
         if not self._packed(weight):
             rows = weight[self.start : self.end] if weight.ndim else weight
             return rows, expected.reshape(rows.shape) if rows.squeeze().shape == expected.squeeze().shape else expected
@@ -139,17 +179,13 @@ def find_engine_tensors(engine_model: CausalModel, weights: Mapping[str, Tensor]
 
     The lookup is independent of the engine's loader, so that a loader that mixes up layers is noticed.
     """
-    fused: dict[str, Sequence[str]] = {**FUSED}
-    for module in engine_model.modules():
-        fused |= getattr(module, "packed_modules_mapping", {})
-    found = []
-    for path, module in engine_model.named_modules():
+    fused, found = _fused(engine_model), []
+    for wrapped, module in engine_model.named_modules():
+        path = wrapped.removesuffix(".base_layer")  # of a layer with an adapter
         prefix, _, last = path.rpartition(".")
         for parameter, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if parameter in EXPERTS:
-                name = f"{path.removesuffix('.routed_experts')}.{EXPERTS[parameter]}"
-                if name in weights and weights[name].shape == tensor.shape and _keeps_experts(module):
-                    found.append(EngineTensor(name, module, parameter, 0, None))
+                found += _experts_in(path, module, parameter, tensor, weights) if _keeps_experts(module) else []
                 continue
             start = 0
             for part in [last] if f"{path}.{parameter}" in weights else fused.get(last, []):
@@ -159,6 +195,30 @@ def find_engine_tensors(engine_model: CausalModel, weights: Mapping[str, Tensor]
                     found.append(EngineTensor(name, module, parameter, start, end))
                     start = end or 0
     return found
+
+
+def _experts_in(
+    path: str, module: CausalModel, parameter: str, tensor: Tensor, weights: Mapping[str, Tensor]
+) -> list[EngineTensor]:
+    """The policy's tensors in one of all experts (E, ...): the same tensor, or in a file a matrix or two of each."""
+    base, own, found = path.removesuffix(".routed_experts"), EXPERTS[parameter], list[EngineTensor]()
+    if f"{base}.{own}" in weights and weights[f"{base}.{own}"].shape == tensor.shape:
+        return [EngineTensor(f"{base}.{own}", module, parameter, 0, None)]
+    for expert in range(len(tensor)):
+        start = 0
+        for name in (f"{base}.{expert}.{part}.weight" for part in FUSED.get(own, [own])):
+            if name in weights:
+                found.append(EngineTensor(name, module, parameter, start, start + len(weights[name]), expert))
+                start += len(weights[name])
+    return found
+
+
+def _fused(engine_model: CausalModel) -> dict[str, Sequence[str]]:
+    """The names of the parts of fused layers, by the ends of their names."""
+    fused: dict[str, Sequence[str]] = {**FUSED}
+    for module in engine_model.modules():
+        fused |= getattr(module, "packed_modules_mapping", {})
+    return fused
 
 
 def _keeps_experts(layer: CausalModel) -> bool:
@@ -176,11 +236,41 @@ def mismatched_tensors(
     return [name for name, actual, expected in read if _differ(actual, expected, dtype)]
 
 
+@torch.no_grad()
+def mismatched_adapters(engine_model: CausalModel, model: CausalModel, dtype: torch.dtype) -> dict[str, bool]:
+    """Whether vLLM's matrices of adapters differ from the policy's, by name. Its one slot has room for a larger rank,
+    which must be empty, and B is scaled there. A layer without a slot is refused: it would compute without its adapter.
+    """
+    layers, fused, held = adapted_layers(model), _fused(engine_model), dict[str, tuple[Tensor, Tensor]]()
+    for path, module in engine_model.named_modules():
+        if isinstance(getattr(module, "lora_a_stacked", None), tuple):
+            prefix, _, last = path.rpartition(".")
+            parts = [last] if path in layers else fused.get(last, [])
+            for part, *slots in zip(parts, module.lora_a_stacked, module.lora_b_stacked, strict=True):
+                held[f"{prefix}.{part}"] = slots[0][0, 0], slots[1][0, 0]
+    lacking = next((path for path in layers if path not in held), None)
+    require(
+        lacking is None,
+        f"--lora-serve adapter: vLLM takes no adapter of {lacking}: name other --lora-target-modules, or leave out "
+        "--lora-serve adapter",
+    )
+    differing = {}
+    for path, layer in layers.items():
+        own = (layer.lora_A, 1.0), (layer.lora_B, layer.scaling["default"])
+        for letter, (adapter, scale), actual in zip("AB", own, held[path], strict=True):
+            expected = full_tensor(adapter["default"].weight).to(actual.device, dtype) * scale
+            room = [actual.shape[1] - expected.shape[1], actual.shape[0] - expected.shape[0]]
+            padded = nn.functional.pad(expected, (0, room[0], 0, room[1]))
+            differing[f"{path}.lora_{letter}"] = not torch.equal(actual, padded)
+    return differing
+
+
 def _differ(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Whether any element differs. Some tensors stay in float32, rounded or not, where the rest is in `dtype`."""
     if actual.shape != expected.shape:
         return True
-    return any(bool(((a != b.to(dtype)) & (a != b.to(a.dtype))).any()) for a, b in _blocks(actual, expected))
+    blocks = zip(actual.reshape(-1).split(BLOCK), expected.reshape(-1).split(BLOCK), strict=True)
+    return any(bool(((a != b.to(dtype)) & (a != b.to(a.dtype))).any()) for a, b in blocks)
 
 
 def unread(held: Sequence[EngineTensor], weights: Mapping[str, Tensor]) -> list[str]:
@@ -193,15 +283,6 @@ def unread(held: Sequence[EngineTensor], weights: Mapping[str, Tensor]) -> list[
 def _storage(weight: Tensor) -> int:
     """Where a weight is, or this process's part of it."""
     return getattr(weight, "to_local", lambda: weight)().untyped_storage().data_ptr()
-
-
-def _blocks(actual: Tensor, expected: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both, at most `BLOCK` elements at a time."""
-    if not expected.ndim:
-        yield actual, expected
-        return
-    rows = max(1, BLOCK // max(1, expected[0].numel()))
-    yield from zip(actual.split(rows), expected.split(rows), strict=True)
 
 
 # The probe, and the verdict

@@ -1,5 +1,4 @@
-"""Models x tasks -> one folder: completions, their rewards, figures with intervals, tables and charts.
+"""Models x tasks -> one folder: completions with their rewards, figures with intervals, tables and charts.
 
-The stages are generate (completions.jsonl), score (scores.jsonl) and report (summary.json, summary.csv, summary.md,
-charts). A stopped stage resumes where it was, and nothing is generated or scored twice.
+A row names what it was made from. A stopped evaluation resumes where it was, and nothing is played or scored twice.
 """

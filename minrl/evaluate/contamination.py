@@ -1,16 +1,23 @@
-"""Training problems among the evaluated ones: a run is not evaluated on what it was trained on."""
+"""Training problems among the evaluated ones: no model is evaluated on what it, or one behind it, was trained on."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from minrl.config import OptionsByTask
-from minrl.dataflow import Example, UserError, require
+from minrl.dataflow import Example, Prompt, UserError, require
 from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.models import run_options, run_settings, runs_behind
 from minrl.run.folder import RunFolder
-from minrl.sft.demonstrations import question_of, read_demonstrations
+from minrl.sft.config import SftConfig
+from minrl.sft.demonstrations import fingerprint, read_demonstrations
+from minrl.sft.sft import DATA
 from minrl.tasks import Task, load_task
+from minrl.tasks.held_out import Problems, recognised
+from minrl.utils.files import read_json
 from minrl.utils.task_names import option_keys, split_tool, weights_of
+
+Shown = tuple[Prompt, str]
+"""What a model was trained on: a prompt, and an answer or the text of a problem."""
 
 
 def check_contamination(config: EvaluateConfig, options: OptionsByTask) -> list[str]:
@@ -21,56 +28,55 @@ def check_contamination(config: EvaluateConfig, options: OptionsByTask) -> list[
     for run in runs:
         for name in config.task_names:
             try:
-                settings = run_settings(run)
-                data = getattr(settings, "data", "")
-                problems = _of_rows(run, settings) if data else _of_task(run, settings.trainer.task, name, options)
+                ids, shown = _trained_on(run, name, options)
             except UserError as error:
                 notes.append(f"it is unknown which problems {run.path.name} was trained on: {error}")
                 continue
             task = load_task(name, options)
-            asked = [_marks(task, one) for one in task.dataset.held_out[: config.examples]] if problems else []
-            leaked = sum(not problems.isdisjoint(marks) for marks in asked)
-            found = f"{leaked} of the {len(asked)} problems of {task.name} are among"
-            if leaked and getattr(settings, "max_examples", 0):
-                notes.append(f"{found} the rows in {data}, on some of which {run.path.name} was fine-tuned")
-                continue
-            what = (
-                f"those in {data}, which {run.path.name} was fine-tuned on"
-                if data
-                else f"those that {run.path.name} was trained on"
-            )
+            asked = task.dataset.held_out[: config.examples] if ids or shown else []
+            leaked = len(_among(asked, task, ids, shown))
             require(
-                not leaked, f"{found} {what}, and are not held out from it: evaluate it on others, or as it was trained"
+                not leaked,
+                f"{leaked} of the {len(asked)} problems of {task.name} are among those that {run.path.name} was "
+                "trained on, and are not held out from it: evaluate it on others, or as it was trained",
             )
     return notes
 
 
-def _marks(task: Task, example: Example, by_question: bool = True) -> set[str]:
-    """What a problem is known by: its identity, what its task splits by, its question. Examples of a task's own episode
-    may differ in other ways than their prompts.
+def _among(asked: Sequence[Example], task: Task, ids: set[str], shown: Iterable[Shown]) -> list[Example]:
+    """The problems with one of these identities, and those that the texts show."""
+    texts = [recognised(task, example) for example in asked]
+    problems = Problems((question for question, _ in texts), (text for _, text in texts))
+    seen = {one for prompt, answer in shown for one in problems.shown(prompt, answer)}
+    known = [{example.id, task.dataset.key(example)} for example in asked]
+    return [one for one, own, said in zip(asked, known, texts, strict=True) if own & ids or seen.intersection(said)]
+
+
+def _trained_on(run: RunFolder, name: str, options: OptionsByTask) -> tuple[set[str], list[Shown]]:
+    """The identities of the run's training problems, as far as they mean something in the evaluated task, and what it
+    was shown.
     """
-    question = question_of(example.prompt) if by_question and task.episode is None else ""
-    return {example.id, task.dataset.key(example), question} - {""}
+    settings = run_settings(run)
+    if isinstance(settings, SftConfig):
+        return set(), _rows(run, settings)
+    ids, shown, base, key = set[str](), list[Shown](), split_tool(name)[0], option_keys(name)[0]
+    for other in weights_of(settings.trainer.task):
+        own, same = run_options(run, [other]), option_keys(other)[0] == key
+        if same and (split_tool(other)[0], own[key]) == (base, options[key]):
+            continue  # the same dataset, whose sides are disjoint
+        task = load_task(other, own)
+        if same:
+            ids |= {mark for one in task.dataset.train for mark in (one.id, task.dataset.key(one))}
+        if not same or split_tool(other)[0] != base or own[key].data_path != options[key].data_path:
+            shown += [(one.prompt, "\n".join(recognised(task, one))) for one in task.dataset.train]
+    return ids, shown
 
 
-def _of_task(run: RunFolder, trained: str, name: str, options: OptionsByTask) -> set[str]:
-    """The marks of the run's training problems of the task; none if the same dataset is evaluated, whose sides are
-    disjoint. With a tool or without, the problems are the same.
-    """
-    key = option_keys(name)[0]
-    same = next((one for one in weights_of(trained) if option_keys(one)[0] == key), None)
-    own = {} if same is None else run_options(run, [same])
-    if same is None or (split_tool(same)[0], own[key]) == (split_tool(name)[0], options[key]):
-        return set()
-    task, data = load_task(same, own), [getattr(one[key], "data_path", "") for one in (own, options)]
-    others = split_tool(same)[0] != split_tool(name)[0] or data[0] != data[1]  # whose identities mean something else
-    return {mark for example in task.dataset.train for mark in _marks(task, example, others)}
-
-
-def _of_rows(run: RunFolder, settings: Any) -> set[str]:  # noqa: ANN401 - the settings of fine-tuning
-    """The questions of the rows that a run was fine-tuned on, which leave out those that its task holds out."""
+def _rows(run: RunFolder, settings: SftConfig) -> list[Shown]:
+    """The rows that a run was fine-tuned on; all of its file if the run was stopped before it noted them."""
     require(Path(settings.data).is_file(), f"{settings.data}, which it was fine-tuned on, is not there")
-    rows = read_demonstrations(Path(settings.data), settings.prompt_column, settings.response_column)
-    task = load_task(settings.task, run_options(run, [settings.task])) if settings.task else None
-    held_out = [] if task is None else task.dataset.held_out
-    return {question_of(row.prompt) for row in rows} - {question_of(example.prompt) for example in held_out} - {""}
+    rows, noted = read_demonstrations(settings, settings.data), read_json(run.path / DATA)
+    if noted is None:
+        return [turn for row in rows for turn in row.turns]
+    require(noted["sha256"] == fingerprint(settings), f"{settings.data} has changed since")
+    return [turn for number in noted["trained_on"] for turn in rows[number - 1].turns]

@@ -25,6 +25,7 @@ from minrl.evaluate.statistics import (
     pass_at_one,
     percentiles,
     resampled,
+    shown,
     summarize,
     wilson,
 )
@@ -130,26 +131,32 @@ def result_of(
     found = summarize(cell.examples, main, greedy).to_json()
     if any(math.isnan(one.num_sampled) and one.reward is not None for one in every):
         found["completion_tokens_mean"] = None  # some were not counted, and the others' mean is biased
-    passes = {str(k): pass_figure(main, k) for k in powers_of_two(samples)}
     return {
         **result,
         **found,
         **counts,
         "examples": len({one.example_id for one in main}),
         "pass@1_greedy_ci95": pass_figure(greedy, 1)["ci95"] if any(one.reward for one in greedy) else None,
-        "pass@k": {k: figure for k, figure in passes.items() if figure["examples"]},
+        "pass@k": passes(main, samples),
         "by_category": {
-            name: _of_category(of_it)
+            name: _of_category(of_it, samples)
             for name, of_it in by_category(cell.examples, main).items()
             if any(one.reward for one in of_it)
         },
     }
 
 
-def _of_category(scores: Sequence[Scored]) -> dict[str, Any]:
-    rewards, figure = [one.reward for one in scores if one.reward], pass_figure(scores, 1)
+def _of_category(scores: Sequence[Scored], samples: int) -> dict[str, Any]:
+    rewards, figures = [one.reward for one in scores if one.reward], passes(scores, samples)
     mean = float(np.mean([reward.value for reward in rewards]))
-    return {"pass@1": figure.pop("value"), **figure, "n": len(scores), "reward": mean, "parts": part_means(rewards)}
+    one, counts = figures["1"], {"n": len(scores), "reward": mean, "parts": part_means(rewards)}
+    return {"pass@1": one["value"], "ci95": one["ci95"], "examples": one["examples"], **counts, "pass@k": figures}
+
+
+def passes(scores: Sequence[Scored], samples: int) -> dict[str, dict[str, Any]]:
+    """pass@k by k, for the k that some example has samples for."""
+    figures = {str(k): pass_figure(scores, k) for k in powers_of_two(samples)}
+    return {k: figure for k, figure in figures.items() if figure["examples"]}
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -228,14 +235,15 @@ def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence
 
 
 def tables(summary: Summary) -> Iterator[Table]:
-    """Each task's models, their differences, the parts of their rewards, and pass@1 by category. The other pass@k are
-    in summary.json, summary.csv and the charts.
+    """Each task's models, their differences, the parts of their rewards, and by category pass@1 and the pass@k of most
+    samples. The other pass@k are in summary.json, summary.csv and the charts.
     """
     for task in dict.fromkeys(one["task"] for one in summary["results"]):
         results = [one for one in summary["results"] if one["task"] == task]
         scored = [one for one in results if "pass@1" in one]
         labels = [one["label"] for one in scored]
-        yield _models(task, results, scored)
+        most = max((k for one in scored for k in one["pass@k"]), key=int, default="1")
+        yield _models(task, results, most)
         if changes := [one for one in summary["differences"] if one["task"] == task]:
             counted = ("better", "worse", "same")
             lines = [[one["label"], _points(one), *(str(one[name]) for name in counted)] for one in changes]
@@ -244,22 +252,18 @@ def tables(summary: Summary) -> Iterator[Table]:
         if parts := dict.fromkeys(part for one in scored for part in one["parts"]):
             lines = [[part, *(number(one["parts"].get(part), 3) for one in scored)] for part in parts]
             yield Table("Parts of the reward, means", ["part", *labels], lines)
-        if names := dict.fromkeys(name for one in scored for name in one["by_category"]):
-            of_names = {name: [one["by_category"].get(name, {}) for one in scored] for name in names}
-            lines = [
-                [
-                    name,
-                    str(max(one.get("examples", 0) for one in own)),
-                    *(shown(one.get("pass@1"), one.get("ci95")) for one in own),
-                ]
-                for name, own in of_names.items()
-            ]
-            yield Table("pass@1 by category", ["category", "examples", *labels], lines)
+        names = dict.fromkeys(name for one in scored for name in one["by_category"])
+        for k in dict.fromkeys(["1", most]) if names else ():
+            lines = []
+            for name in names:
+                own = [one["by_category"].get(name, {}).get("pass@k", {}).get(k, {}) for one in scored]
+                examples = max(one.get("examples", 0) for one in own)
+                lines.append([name, str(examples), *(shown(one.get("value"), one.get("ci95")) for one in own)])
+            yield Table(f"pass@{k} by category", ["category", "examples", *labels], lines)
 
 
-def _models(task: str, results: Sequence[Summary], scored: Sequence[Summary]) -> Table:
-    """The figures of each model on a task."""
-    most = max((k for one in scored for k in one["pass@k"]), key=int, default="1")
+def _models(task: str, results: Sequence[Summary], most: str) -> Table:
+    """The figures of each model on a task, with pass@k for `most` samples."""
     last = [most] * (most != "1")
     lines = [
         [
@@ -273,14 +277,9 @@ def _models(task: str, results: Sequence[Summary], scored: Sequence[Summary]) ->
         for one in results
     ]
     columns = ["model", "pass@1 (95 %)", *(f"pass@{k}" for k in last), "greedy", "reward", "tokens"]
-    counts = max(((one["n"], one["examples"]) for one in scored), default=None)
+    counts = max(((one["n"], one["examples"]) for one in results if "pass@1" in one), default=None)
     title = f"{task}: {counts[0]} completions of {counts[1]} held-out examples" if counts else task
     return Table(title, columns, lines, list(filter(None, map(note, results))))
-
-
-def shown(value: float | None, ci95: Sequence[float] | None = None) -> str:
-    """A share in per cent, with its interval if it has one; a dash for None."""
-    return "-" if value is None else f"{value:.1%}" + (f" ({ci95[0]:.1%} to {ci95[1]:.1%})" if ci95 else "")
 
 
 def number(value: float | None, digits: int) -> str:

@@ -5,7 +5,6 @@ with, unless flags say otherwise, which is reported.
 """
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +17,8 @@ from minrl.evaluate.config import API, EvaluateConfig, with_data
 from minrl.models.loading import cached_commit, made_here
 from minrl.models.lora import base_of
 from minrl.rewards.chat_client import checked_url
-from minrl.run.checkpoint import HASHES, STATE, by_step, damage, read_state
-from minrl.run.folder import CONFIG, RunFolder, model_folder, resolve_model
+from minrl.run.checkpoint import HASHES, is_whole, read_state
+from minrl.run.folder import AT_BEST, CONFIG, STATE, RunFolder, by_step, is_step, resolve_model
 from minrl.run.setup import START, TEACHER
 from minrl.run.sizes import UNKNOWN, Sizes, sizes_for, sizes_of
 from minrl.sft.config import ExpertIterationConfig, SftConfig
@@ -70,13 +69,12 @@ def _find(name: str, runs_dir: str, every_checkpoint: bool) -> Iterator[NamedMod
     if name.startswith(API):
         yield _served(name)
         return
-    folder = model_folder(name, runs_dir) if every_checkpoint else None
-    if folder is None or (folder / STATE).exists():
-        yield _local(resolve_model(name, runs_dir))
-        return
-    whole = [path for path in by_step(folder) if damage(path) is None]
-    require(bool(whole), f"{folder} holds no complete checkpoint")
-    yield from (_local(str(path)) for path in whole)
+    saved: list[Path] = []
+    if every_checkpoint and not (Path(name) / STATE).exists() and not name.endswith(AT_BEST):
+        run = RunFolder.find(name, runs_dir)
+        saved = by_step(Path(name)) or (by_step(run.checkpoints) if run else [])
+    whole = [str(path) for path in saved if is_whole(path)]
+    yield from map(_local, whole or [resolve_model(name, runs_dir)])
 
 
 def _served(name: str) -> NamedModel:
@@ -153,10 +151,7 @@ def run_of(name: str, runs_dir: str = "runs") -> RunFolder | None:
     """The run of this name or path, or the one that made this checkpoint or folder of checkpoints; None if there is
     none, or none any more.
     """
-    if (run := RunFolder.find(name, runs_dir)) is not None:
-        return RunFolder(run.path.resolve())
-    path = Path(model_folder(name, runs_dir) or name).resolve()
-    run = RunFolder.of_checkpoints(path.parent if _is_checkpoint(path) else path)
+    run = RunFolder.find(name, runs_dir)
     return None if run is None else RunFolder(run.path.resolve())
 
 
@@ -169,22 +164,18 @@ def runs_of(names: Iterable[str], runs_dir: str = "runs") -> list[RunFolder]:
 def runs_behind(names: Iterable[str], runs_dir: str = "runs") -> tuple[list[RunFolder], list[str]]:
     """The runs that made the models, their start models and teachers, and so on, with a note on each missing one."""
     runs, notes = dict[Path, RunFolder](), []
-    queue = [(name, name) for name in names if not name.startswith(API)]
-    for name, said in queue:  # which grows
-        run = run_of(name, runs_dir)
-        if run is None and (_is_checkpoint(Path(name)) or model_folder(name, runs_dir) is not None):
+    queue = [(name, "", name) for name in names if not name.startswith(API)]
+    for name, made_by, said in queue:  # which grows
+        run = run_of(name, runs_dir) or (run_of(made_by) if made_by else None)
+        path = Path(name)
+        if run is None and ((path / STATE).exists() or is_step(path) or by_step(path)):
             notes.append(f"{said}, whose run is not there: it is unknown which problems that was trained on")
         elif run is not None and run.path not in runs:
             runs[run.path] = run
             for role, came in ((START, "started from"), (TEACHER, "learned from")):
-                made_from = run.record.get("models", {}).get(role, {}).get("path", "")
-                queue += [(made_from, f"{run.path.name} {came} {made_from}")] if made_from else []
+                if model := run.models.get(role):
+                    queue.append((model["path"], model.get("run", ""), f"{run.path.name} {came} {model['path']}"))
     return list(runs.values()), notes
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Whether a path is a run's checkpoint, or was one by its name."""
-    return (path / STATE).exists() or re.fullmatch(r"step_\d+", path.name) is not None
 
 
 # The settings of an evaluation that its models determine

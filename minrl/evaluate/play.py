@@ -1,7 +1,7 @@
 """Plays what is missing: a row of completions.jsonl for each episode, with what each role said and its reward.
 
 Rows are on disk once their batch has been played. A row names what it was made from, by a hash of the sampling and the
-example: it counts for whoever asks for just that. A single turn names what its reward was made from too, and is
+example, and counts for every command with the same. A single turn names what its reward was made from too, and is
 rewarded again, without a model, where that has changed. An episode of several turns is played again: its programs may
 answer differently the next time.
 
@@ -12,7 +12,6 @@ import gc
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,19 +25,19 @@ from minrl.engines import make_engine
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluate.config import EvaluateConfig
 from minrl.evaluate.models import NamedModel
-from minrl.models.chat import tool_as_user
+from minrl.models.chat import shown, tool_as_user, tools_of, with_tools_as_text
 from minrl.models.distributed import Processes
 from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, no_answer
-from minrl.rewards.episode import Play
-from minrl.rewards.judge import Judge, judged, text_of
-from minrl.rewards.workers import Workers
+from minrl.rewards.episode import Play, run_jobs
+from minrl.rewards.judge import Judge, judged
+from minrl.rewards.workers import Failure, Workers
 from minrl.rollout import EPISODE, Plan, completion_seed, heard_by, rollout
-from minrl.run.base_model import check_task_words
+from minrl.run.base_model import require_known_prompts
 from minrl.run.preflight import answer_findings
 from minrl.run.setup import load_policy
 from minrl.tasks import Task
 from minrl.utils.files import append_jsonl, cut_jsonl, fsync, read_jsonl
-from minrl.utils.text import digest_of
+from minrl.utils.text import digest_of, end_of
 
 SAMPLED, GREEDY = "sampled", "greedy"
 PURPOSE = "evaluation"
@@ -80,8 +79,9 @@ class Cell:
 
     @cached_property
     def scored_from(self) -> list[str]:
-        """What the rewards of each example are made from."""
-        return [digest_of([self.scored_by, example.fields]) for example in self.examples]
+        """What the rewards of each example are made from; where a reward sees a group, its size too."""
+        scored_by = {**self.scored_by, **({"samples": dict(self.samples)} if self.task.group else {})}
+        return [digest_of([scored_by, example.fields]) for example in self.examples]
 
     @cached_property
     def made_from(self) -> dict[str, list[str]]:
@@ -119,12 +119,17 @@ class Cell:
     def missing(self, rows: Mapping[Key, Row]) -> list[Key]:
         """The episodes that are to be played."""
         done = self.done(rows)
-        return [key for key in self.keys if key not in done]
+        return self._whole([key for key in self.keys if key not in done])
+
+    def _whole(self, keys: Sequence[Key]) -> list[Key]:
+        """The episodes; where a reward sees a group, with one of a group all of it."""
+        groups = {(key.mode, key.number) for key in keys}
+        return [key for key in self.keys if (key.mode, key.number) in groups] if self.task.group else list(keys)
 
     def unscored(self, rows: Mapping[Key, Row]) -> list[Row]:
         """The rows that lack their rewards."""
-        scored = self.scored(rows)
-        return [row for key, row in self.done(rows).items() if key not in scored]
+        done, scored = self.done(rows), self.scored(rows)
+        return [done[key] for key in self._whole([key for key in done if key not in scored]) if key in done]
 
     def failures(self, rows: Mapping[Key, Row]) -> Iterator[str]:
         """Why servers gave no answer, and judges no verdict."""
@@ -167,12 +172,12 @@ def row_of(
     failed, a single turn is not scored yet, and a longer episode is an error, which the next command plays again.
     """
     example, row = cell.examples[key.number], {**key._asdict(), "weights": cell.model.fingerprint}
-    why = failure.strip().splitlines()[-1] if failure else None
+    why = end_of(failure) if failure else None
     unjudged = why is not None and no_answer(why)
     if unjudged and cell.task.episode is not None:
         return {**row, "example": example.id, "error": why}
     roles = {
-        role: {**words, **verdict(rewards.get(role), why or (_unpaid(role) if scored else None))}
+        role: {**words, **verdict(rewards.get(role), why or (_unrewarded_role(role) if scored else None))}
         for role, words in (said or {NOBODY: {}}).items()
     }
     scored_by = cell.scored_from[key.number] if scored and not unjudged else ""
@@ -187,7 +192,7 @@ def verdict(reward: Reward | None, why: str | None) -> Row:
     return {**value, "parts": dict(reward.parts), "unscorable": None}
 
 
-def _unpaid(role: str) -> str:
+def _unrewarded_role(role: str) -> str:
     return f"the episode returned no reward for {role!r}, which took a turn"
 
 
@@ -204,7 +209,7 @@ def _unrewarded(example: Example, _: random.Random) -> Episode:
 def rescored(cell: Cell, rows: Sequence[Row], workers: Workers, judge: Judge | None) -> list[Row]:
     """Single turns with their rewards of now."""
     task = judged(cell.task, judge)
-    plays = [Play(task, cell.examples[row["number"]], random.Random(0)) for row in rows]
+    plays = [Play(task, cell.examples[row["number"]], random.Random(0), (row["mode"], row["number"])) for row in rows]
     for play, row in zip(plays, rows, strict=True):
         play.advance(None)
         if SOLO in row["roles"]:
@@ -217,14 +222,6 @@ def rescored(cell: Cell, rows: Sequence[Row], workers: Workers, judge: Judge | N
         {**row_of(cell, _key(row), row["roles"], play.rewards, play.failure), "weights": row["weights"]}
         for row, play in zip(rows, plays, strict=True)
     ]
-
-
-def run_jobs(plays: Sequence[Play], workers: Workers) -> bool:
-    """Run the jobs that episodes wait for; returns whether there were any."""
-    waiting = [(play, play.pending) for play in plays if isinstance(play.pending, Job)]
-    for (play, _), result in zip(waiting, workers.run([job for _, job in waiting]), strict=True):
-        play.advance(result)
-    return bool(waiting)
 
 
 # A model in this process
@@ -271,7 +268,7 @@ class LocalPlayer:
 
     def play(self, cell: Cell, missing: Sequence[Key]) -> Iterator[list[Row]]:
         """The rows of each batch. Those between the missing ones are played with them."""
-        check_task_words(self.policy, cell.name, cell.task)
+        require_known_prompts(self.policy, cell.name, cell.task)
         for finding in answer_findings(self.policy, cell.name, cell.task, cell.examples, cell.task.max_tokens):
             logger.warning(finding)
         batches: dict[tuple[str, int], list[Key]] = defaultdict(list)
@@ -348,14 +345,17 @@ class ServedPlayer:
         if model.served_name not in known:
             names = ", ".join(known[:5]) or "no models"
             logger.warning(f"{model.name}: the server lists {names} and not this one")
-        self._pool = ThreadPoolExecutor(config.api_concurrency)
 
     def play(self, cell: Cell, missing: Sequence[Key]) -> Iterator[list[Row]]:
         """The rows of a few episodes at a time, all of which wait for the longest."""
         require_whole(cell)
-        size = TALKS * self.config.api_concurrency
-        for start in range(0, len(missing), size):
-            rows = self._play(cell, missing[start : start + size])
+        size, keys = TALKS * self.config.api_concurrency, list[Key]()
+        for key, following in zip(missing, [*missing[1:], None], strict=True):
+            keys.append(key)
+            together = cell.task.group and following is not None and following[:4] == key[:4]
+            if following is not None and (len(keys) < size or together):
+                continue
+            rows, keys = self._play(cell, keys), []
             yield rows
             if all("error" in row for row in rows):
                 logger.error(f"{cell.model.name}: none of {len(rows)} calls succeeded, the last: {rows[-1]['error']}")
@@ -366,13 +366,15 @@ class ServedPlayer:
         talks = [_Talk(self, cell, task, key) for key in keys]
         while any(talk.play.pending is not None for talk in talks):
             run_jobs([talk.play for talk in talks], self.workers)
-            list(self._pool.map(_Talk.ask, [talk for talk in talks if isinstance(talk.play.pending, Turn)]))
+            waiting = [talk for talk in talks if isinstance(talk.play.pending, Turn)]
+            # in threads that a stopped evaluation does not wait for
+            for result in self.workers.run([Job(talk.ask, waits=True) for talk in waiting]):
+                assert not isinstance(result, Failure), result.reason
         return [talk.row() for talk in talks]
 
     def close(self) -> None:
         """End the connections."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self.client.close()  # ends the calls that threads of the pool still wait for
+        self.client.close()
 
 
 def require_whole(cell: Cell) -> None:
@@ -390,7 +392,8 @@ class _Talk:
         self.stops = (*player.config.stop_strings, *task.stop_strings)
         self.messages: dict[str, list[Message]] = defaultdict(list)
         self.said: dict[str, Row] = {}
-        self.play = Play(task, cell.examples[key.number], random.Random(self._seed(EPISODE, 0)))
+        rng, group = random.Random(self._seed(EPISODE, 0)), (key.mode, key.number)
+        self.play = Play(task, cell.examples[key.number], rng, group)
         self.play.advance(None)
 
     def _seed(self, role: str, turn: int) -> int:
@@ -403,6 +406,7 @@ class _Talk:
         messages = self.messages[turn.role]
         turns = sum(one["role"] == "assistant" for one in messages)
         asked = [{"role": "user", "content": turn.message}] if isinstance(turn.message, str) else turn.message
+        asked = with_tools_as_text(asked, "system") if tools_of(asked) else asked
         messages += map(tool_as_user, asked)  # a tool's words too: servers take them only as answers to calls
         try:
             reply = self.player.client.complete(
@@ -420,7 +424,7 @@ class _Talk:
         text = reply.text[: min(ends, default=None)]
         messages.append({"role": "assistant", "content": text})
         if not turn.frozen:
-            tokens = reply.usage.completion_tokens if text == reply.text else None  # unknown if more followed
+            tokens = reply.tokens if text == reply.text else None  # unknown if more followed
             self._heard(turn, text, tokens, "stop" if ends else reply.finish_reason)
         return self.play.advance(text)
 
@@ -428,7 +432,7 @@ class _Talk:
         """Add a turn to what its role said. The finish reason is `length` if it is that of one turn."""
         before = self.said.get(turn.role)
         if before is not None:
-            text = f"{before['completion']}{text_of(turn.message)}{text}"
+            text = f"{before['completion']}{shown(turn.message)}{text}"
             tokens = None if None in (tokens, before["tokens"]) else tokens + before["tokens"]
             reasons = (before["finish_reason"], reason)
             reason = "length" if "length" in reasons else next((one for one in reasons[::-1] if one != "stop"), "stop")

@@ -1,4 +1,4 @@
-"""The program: the evaluation of models, and the scoring of completions that somebody already has.
+"""The program: evaluates models, or scores the completions in a file.
 
 The folder gets completions.jsonl, summary.json, summary.csv, summary.md and charts/; the same command resumes where it
 was stopped, and one with more examples, samples, models or tasks adds to what is there. config.json holds the latest
@@ -26,7 +26,7 @@ from minrl.dataflow import UserError, require
 from minrl.evaluate.config import EvaluateConfig, with_data
 from minrl.evaluation import MIN_SAMPLES
 from minrl.rewards.completions import score_file
-from minrl.rewards.judge import asked_by, open_judge
+from minrl.rewards.judge import PROMPT, instructions, open_judge
 from minrl.rewards.workers import Workers
 from minrl.tasks import Task, load_task
 from minrl.tasks.programs import programs
@@ -34,7 +34,7 @@ from minrl.utils.cli import Command, plain_options, to_dict
 from minrl.utils.console import Screen, activity, print_tables
 from minrl.utils.files import LOCK, holder, lock, names_in, read_record, write_json, write_text, writing
 from minrl.utils.task_names import option_keys, task_key
-from minrl.utils.text import json_text, printable
+from minrl.utils.text import digest_of, json_text, printable
 
 if TYPE_CHECKING:  # they import torch
     from minrl.evaluate.models import NamedModel
@@ -163,7 +163,7 @@ def cells_of(config: EvaluateConfig, options: OptionsByTask) -> "tuple[list[Cell
     """Each model on each task, and the opponent if one is named. Refuses what cannot be evaluated."""
     from minrl.evaluate.models import find_models
     from minrl.evaluate.play import GREEDY, SAMPLED, Cell
-    from minrl.run.setup import no_frozen_role
+    from minrl.run.setup import require_frozen_role
 
     tasks: dict[str, tuple[Task, dict[str, Any]]] = {}
     for name in config.task_names:
@@ -174,13 +174,13 @@ def cells_of(config: EvaluateConfig, options: OptionsByTask) -> "tuple[list[Cell
         as_they_are = f"{key} is played over several turns, of which its rewards are a part: leave out --no-score"
         require(config.score or task.episode is None, as_they_are)
         tasks[key] = task, {"options": options_of(name, options), "programs": programs(name)}
-    frozen = any(task.frozen_opponent for task, _ in tasks.values())
-    require(frozen or not config.opponent, no_frozen_role(" or ".join(tasks)))
+    require_frozen_role(config.opponent, {key: task for key, (task, _) in tasks.items()})
     models = find_models(config.models, config.runs_dir, config.every_checkpoint)
     alone = not config.opponent or not any(model.served for model in models)
     require(alone, "--opponent plays beside local models only: leave it out, and a server's model plays itself")
     opponents = find_models(filter(None, [config.opponent]), config.runs_dir)
-    judge = {**{name: getattr(config, name) for name in JUDGE}, "words": asked_by(config)} if config.judge_model else {}
+    words = digest_of([instructions(config), config.judge_prompt or PROMPT])
+    judge = {**{name: getattr(config, name) for name in JUDGE}, "words": words} if config.judge_model else {}
     scored_by = {"reward_deadline_s": config.reward_deadline_s, "judge": judge}
     sampling = {name: getattr(config, name) for name in SAMPLING}
     template = Path(config.chat_template)

@@ -83,10 +83,7 @@ class Evaluation:
 
     def text(self) -> str:
         """The figures in a sentence."""
-        low, high = self.ci95
-        said = (
-            f"held-out pass@1 {self.pass_at_1:.1%} ({low:.1%} to {high:.1%})" if self.measured else "no held-out pass@1"
-        )
+        said = f"held-out pass@1 {shown(self.pass_at_1, self.ci95)}" if self.measured else "no held-out pass@1"
         if not math.isnan(self.greedy_pass_at_1):
             said += f", greedy {self.greedy_pass_at_1:.1%}"
         if self.unscorable_frac or self.greedy_unscorable_frac:
@@ -109,6 +106,11 @@ class Evaluation:
             name: getattr(self, name) for name in MEANS
         }
         return {f"eval/{task}/{name}": value for name, value in values.items() if not math.isnan(value)}
+
+
+def shown(value: float | None, ci95: Sequence[float] | None = None) -> str:
+    """A share in per cent, with its interval if it has one; a dash for None."""
+    return "-" if value is None else f"{value:.1%}" + (f" ({ci95[0]:.1%} to {ci95[1]:.1%})" if ci95 else "")
 
 
 def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:

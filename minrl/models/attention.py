@@ -10,16 +10,18 @@ kernel takes (minrl/models/attention_cpu.py), and so does a GPU in float32.
 import math
 from collections.abc import Sequence
 from functools import cache, cached_property, partial
-from itertools import accumulate, chain
-from typing import NamedTuple
+from inspect import signature
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from minrl.batch import Stream, to_device
 from minrl.dataflow import CausalModel, UserError
-from minrl.models.attention_cpu import LONGEST, ShortRows, attend_in_rows, plan_rows
-from minrl.models.cpu import computed
+from minrl.models.attention_cpu import LONGEST, Rows, attend_in_rows, plan_rows
+from minrl.models.cpu import computed, in_float32
 
 ATTENTION = "minrl_packed"
 """The name of `packed_attention` among transformers' attention functions."""
@@ -28,16 +30,8 @@ LARGEST_HEAD = 256
 """Dimensions of a head that flash attention takes."""
 
 
-class Sequences(NamedTuple):
-    """For flash attention: the tokens whose keys are gathered, the cumulative lengths of queries and keys (int32), and
-    the longest of each. The queries are the stream as it is.
-    """
-
-    key_tokens: Tensor
-    starts: Tensor
-    key_starts: Tensor
-    longest: int
-    key_longest: int
+GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""That several heads share keys. torch 2.11 takes them without a word."""
 
 
 class StreamAttention:
@@ -60,7 +54,7 @@ class StreamAttention:
             attend = self._flash if takes_flash(query) else self._in_rows
             return attend(query, key, value, scale, window)[None]
 
-    def _plan(self, longest: int, window: int | None) -> Sequence[ShortRows]:
+    def _plan(self, longest: int, window: int | None) -> Sequence[Rows]:
         on_cpu = self._stream.input_ids.device.type == "cpu"
         return plan_rows(self._stream, window, longest if on_cpu else math.inf)
 
@@ -68,21 +62,25 @@ class StreamAttention:
         return attend_in_rows(query, key, value, self._rows(window), scale)
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        sequences = self._sequences
-        back = -1 if window is None or window >= sequences.key_longest else window - 1  # how far a token sees
-        return _Flash.apply(query, key, value, sequences, scale, back)
+        """Flash attention (arXiv:2307.08691). A prompt's keys have a gradient of each suffix, summed in float32."""
+        places, starts, key_starts, longest, key_longest = self._sequences
+        keys, values = (in_float32(tensor).index_select(0, places).to(tensor.dtype) for tensor in (key, value))
+        back = -1 if window is None or window >= key_longest else window - 1  # how far a token sees
+        settings: dict[str, Any] = {"scale": scale, "window_size": (back, 0), **GROUPED}
+        return varlen_attn(query, keys, values, starts, key_starts, longest, key_longest, **settings)  # type: ignore[return-value]
 
     @cached_property
-    def _sequences(self) -> Sequences:
-        here = self._stream.host or self._stream
-        prompts, suffixes, _ = here.runs()
-        behind = zip(suffixes, here.prefix_of.tolist(), strict=True)
-        every = [*((run, run) for run in prompts), *((run, prompts[prompt] + run) for run, prompt in behind if run)]
-        queries, keys = zip(*sorted(every), strict=True)
-        flat = torch.tensor([*chain.from_iterable(keys)])
-        cumulative = (torch.tensor([0, *accumulate(map(len, runs))], dtype=torch.int32) for runs in (queries, keys))
-        places, starts, key_starts = to_device([flat, *cumulative], self._stream.input_ids.device)
-        return Sequences(places, starts, key_starts, max(map(len, queries)), max(map(len, keys)))
+    def _sequences(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
+        """The tokens whose keys are gathered, the cumulative lengths of queries and keys (int32), and the longest of
+        each. The queries are the stream as it is.
+        """
+        segments = [one for one in self._stream.segments if one.length]
+        lengths = [one.length for one in segments]
+        key_lengths = [one.prompt_length + one.length for one in segments]
+        places = torch.cat([one.keys() for one in segments])
+        cumulative = [torch.tensor([0, *accumulate(one)], dtype=torch.int32) for one in (lengths, key_lengths)]
+        places, starts, key_starts = to_device([places, *cumulative], self._stream.input_ids.device)
+        return places, starts, key_starts, max(lengths), max(key_lengths)
 
 
 def takes_flash(query: Tensor) -> bool:
@@ -94,43 +92,6 @@ def takes_flash(query: Tensor) -> bool:
         and query.shape[-1] <= LARGEST_HEAD
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
-
-
-class _Flash(torch.autograd.Function):
-    """Flash attention of sequences of different lengths (arXiv:2307.08691). A prompt's keys, repeated for each suffix,
-    are not kept for the backward pass.
-    """
-
-    @staticmethod
-    def forward(ctx, query, key, value, sequences, scale, back):  # noqa: ANN001, ANN205 - autograd's own signature
-        keys, values = (tensor.index_select(0, sequences.key_tokens) for tensor in (key, value))
-        settings = {"scale": scale, "window_size_left": back, "window_size_right": 0}
-        output, normalizer = torch.ops.aten._flash_attention_forward(
-            query, keys, values, *sequences[1:], 0.0, back < 0, False, **settings
-        )[:2]
-        ctx.save_for_backward(query, key, value, output, normalizer)
-        ctx.sequences, ctx.settings = sequences, settings
-        return output
-
-    @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
-        query, key, value, output, normalizer = ctx.saved_tensors
-        index = ctx.sequences.key_tokens
-        without_dropout = torch.zeros(2, dtype=torch.uint64, device=grad.device), grad.new_empty(0)
-        inputs = grad.contiguous(), query, key.index_select(0, index), value.index_select(0, index), output, normalizer
-        causal = ctx.settings["window_size_left"] < 0
-        of_query, of_keys, of_values = torch.ops.aten._flash_attention_backward(
-            *inputs, *ctx.sequences[1:], 0.0, causal, *without_dropout, **ctx.settings
-        )
-        return of_query, _summed(of_keys, index, key.shape), _summed(of_values, index, key.shape), None, None, None
-
-
-def _summed(grad: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
-    """The gradient of what was gathered at the index, summed in float32 or better: a prompt's keys have one of each
-    suffix.
-    """
-    total = grad.new_zeros(shape, dtype=torch.promote_types(grad.dtype, torch.float32))
-    return total.index_add_(0, index, grad.to(total.dtype)).to(grad.dtype)
 
 
 def packed_attention(

@@ -3,6 +3,9 @@
 The ids of an episode only grow: the first turn is encoded as a prompt, and each further turn as what the template
 writes behind an answer. A template must write every message of a conversation, which is tried with marks in place of
 their texts.
+
+The schemas of tools are the key `tools` of a message, by convention the first. The template is given them; where it
+ignores them, they are written into the text of the system.
 """
 
 import json
@@ -39,6 +42,22 @@ cannot.
 ASKED: Sequence[Message] = ({"role": "user", "content": QUESTION},)
 ANSWERED: Sequence[Message] = (*ASKED, {"role": "assistant", "content": ANSWER})
 
+TRIED_TOOL = {
+    "name": "marked_tool",
+    "description": "A tool.",
+    "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "A text."}}, "required": []},
+}
+"""The schema with which it is tried whether a template shows tools."""
+
+TOOLS_TEXT = """You may call these functions:
+{schemas}
+To call one, write
+<tool_call>
+{{"name": "<its name>", "arguments": {{"<a parameter>": <its value>}}}}
+</tool_call>
+and end your turn: what it returns is the next message. Then answer, without a call."""
+"""What says which tools there are where no template does."""
+
 
 @dataclass(frozen=True)
 class Closing:
@@ -60,7 +79,7 @@ class ChatTokenizer:
     tokenizer: Any
     chat_template_options: dict[str, Any]
     _closings: dict[str, Closing] = field(default_factory=dict)
-    _written: set[tuple[object, ...]] = field(default_factory=set)
+    _written: dict[tuple[object, ...], type] = field(default_factory=dict)
     _encoded: dict[str, list[int]] = field(default_factory=dict)
 
     @property
@@ -116,7 +135,8 @@ class ChatTokenizer:
         """
         if isinstance(message, str):
             return self.encode_text(message)
-        rendered = self.render([*ANSWERED, *message])
+        calls = message[0].get("role") == "tool" and self._before_tools == "call"
+        rendered = self.render([*(called(message[0].get("name")) if calls else ANSWERED), *message])
         before, answer, following = rendered.partition(ANSWER)  # the first: the message may hold it too
         ids, stop = self._ids_behind(before + answer, following), self.closing.stop.strip()
         place = next((place for place, id in enumerate(ids) if id in self._special), None)
@@ -176,8 +196,14 @@ class ChatTokenizer:
         )
         for message in messages:
             refuse_images(message)
+        if tools_of(messages) and not self._shows_tools:
+            try:
+                return self.render(with_tools_as_text(messages, "system"), ask)
+            except UserError:  # a template without system messages
+                return self.render(with_tools_as_text(messages, "user"), ask)
         if self.tokenizer.chat_template != CHAT_TEMPLATE:
-            self._require_written(messages, ask)
+            form = self._form_of_calls(messages, ask)
+            messages = [with_arguments(message, form) for message in messages]
         text = self._rendered(messages, ask)
         require(
             is_unicode(text),
@@ -186,35 +212,46 @@ class ChatTokenizer:
         )
         return text
 
-    def _require_written(self, messages: Sequence[Message], ask: bool) -> None:
-        """Refuse messages whose text or calls of tools the template does not write. It is tried once for each sequence
-        of roles, with marks in place of what is said.
+    def _form_of_calls(self, messages: Sequence[Message], ask: bool) -> type:
+        """Whether the template takes the arguments of tools' calls as an object (`dict`, transformers' form) or as
+        JSON (`str`, OpenAI's). Messages of which it leaves something out are refused. It is tried once for each
+        sequence of kinds of messages, with marks in place of what is said.
         """
-        kinds = (
-            (m.get("role"), type(m.get("content")), *map(bool, (m.get("content"), m.get("tool_calls"))))
-            for m in messages
-        )
-        asked = (str(self.tokenizer.chat_template), ask, *kinds)
-        if asked in self._written:
-            return
-        marked = [with_marks(message, f"mark{place}") for place, message in enumerate(messages)]
+        asked = (str(self.tokenizer.chat_template), ask, *map(kind_of, messages))
+        if asked not in self._written:
+            try:
+                self._written[asked] = self._tried(messages, ask, dict)
+            except UserError:
+                self._written[asked] = self._tried(messages, ask, str)
+        return self._written[asked]
+
+    def _tried(self, messages: Sequence[Message], ask: bool, form: type) -> type:
+        """The form, if the template writes every message with it, and arguments neither as Python writes an object nor
+        as a JSON text within JSON.
+        """
+        marked = [with_marks(message, f"mark{place}", form) for place, message in enumerate(messages)]
         text = self._rendered([message for message, _ in marked], ask)
         for message, marks in marked:
             require(
-                all(mark in text for mark in marks),
+                all(mark in text and ("value" not in mark or f"'{mark}'" not in text) for mark in marks),
                 f"the chat template leaves out what the {message.get('role')} says in a conversation of "
                 f"{roles_of(messages)}: change the task's messages, or choose another template with --chat-template",
             )
-        self._written.add(asked)
+        return form
 
     def _rendered(self, messages: Sequence[Message], ask: bool) -> str:
         """The text that the template writes. Keys without a value are left out: parquet gives every message the keys of
         all others, and templates ask whether a key is there. The user says what a tool does if the template has no turn
         for it.
         """
-        if not self._writes_tools and any(message.get("role") == "tool" for message in messages):
+        if not self._before_tools and any(message.get("role") == "tool" for message in messages):
             messages = list(map(tool_as_user, messages))
-        given = [{key: v for key, v in quoted(m, self._marks).items() if v is not None} for m in messages]
+        tools = {"tools": found} if (found := tools_of(messages)) else {}
+        calls = {"tool_call_id": "call00000"}  # which Mistral's wants
+        messages = [{**calls, **message} if message.get("role") == "tool" else message for message in messages]
+        given = [
+            {key: v for key, v in quoted(m, self._marks).items() if v is not None and key != "tools"} for m in messages
+        ]
         goes_on = ask and bool(messages) and messages[-1].get("role") == "assistant"
         try:
             return self.tokenizer.apply_chat_template(
@@ -222,7 +259,7 @@ class ChatTokenizer:
                 tokenize=False,
                 add_generation_prompt=ask and not goes_on,
                 continue_final_message=goes_on,
-                **self.chat_template_options,
+                **{**self.chat_template_options, **tools},
             )
         except Exception as error:  # jinja raises whatever a template leads it to
             raise UserError(
@@ -231,13 +268,37 @@ class ChatTokenizer:
             ) from error
 
     @cached_property
-    def _writes_tools(self) -> bool:
-        """Whether the chat template writes what a tool says after an answer."""
-        self.__dict__["_writes_tools"] = True  # while it is tried
+    def _before_tools(self) -> str:
+        """What the chat template writes a tool's message behind: any `answer`, or only a `call`; empty: nothing."""
+        for behind, before in (("answer", ANSWERED), ("call", called("f"))):
+            self.__dict__["_before_tools"] = behind  # while it is tried
+            try:
+                if QUESTION * 3 in self._rendered([*before, {"role": "tool", "content": QUESTION * 3}], ask=True):
+                    return behind
+            except UserError:
+                pass
+        return ""
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        """Whether the chat template writes the schemas of tools."""
+        tools = [{"type": "function", "function": TRIED_TOOL}]
         try:
-            return QUESTION * 3 in self._rendered([*ANSWERED, {"role": "tool", "content": QUESTION * 3}], ask=True)
+            return str(TRIED_TOOL["name"]) in self._rendered([{**ASKED[0], "tools": tools}], ask=True)
         except UserError:
             return False
+
+    def read_response(self, prompt: Prompt, shown: list[int], ids: list[int]) -> dict[str, Any] | None:
+        """The message with calls of tools in a completion, as the tokenizer's own `parse_response` reads it. None if it
+        has none, the prompt names no tools, or the completion is not of its form.
+        """
+        tools = [] if isinstance(prompt, str) else tools_of(prompt)
+        if not tools or getattr(self.tokenizer, "response_template", None) is None:
+            return None
+        try:
+            return self.tokenizer.parse_response(self.decode_all(ids), prefix=self.decode_all(shown), tools=tools)
+        except (ValueError, LookupError, TypeError):  # of what the model wrote
+            return None
 
     def _find_closing(self) -> Closing:
         try:
@@ -293,7 +354,60 @@ def text_of(message: Message) -> str:
     return content if isinstance(content, str) else " ".join(part["text"] for part in content or ())
 
 
-def with_marks(message: Message, mark: str) -> tuple[Message, list[str]]:
+def said_in(prompt: Prompt) -> str:
+    """All that a prompt says, without roles."""
+    return prompt if isinstance(prompt, str) else "\n".join(map(text_of, prompt))
+
+
+def question_of(prompt: Prompt) -> str:
+    """The question of a prompt without extra white space: the text, or a chat's last message of the user.
+
+    >>> question_of([*ASKED, {"role": "user", "content": " 1  + 1? "}, {"role": "assistant", "content": "2"}])
+    '1 + 1?'
+    """
+    if not isinstance(prompt, str):
+        prompt = said_in([message for message in prompt if message["role"] == "user"][-1:] or prompt)
+    return " ".join(prompt.split())
+
+
+def shown(prompt: Prompt) -> str:
+    """A prompt as one text, with the role before each message."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{message['role']}: {text_of(message)}" for message in prompt)
+
+
+def kind_of(message: Message) -> tuple[object, ...]:
+    """Who speaks, in which form, and whether with text and with arguments of each call of a tool."""
+    content, calls = message.get("content"), message.get("tool_calls") or ()
+    given = (bool(call.get("function", call).get("arguments")) for call in calls)
+    return message.get("role"), type(content), bool(content), bool(message.get("tools")), *given
+
+
+def with_arguments(message: Message, form: type) -> Message:
+    """The message with the arguments of its calls of tools as objects (`dict`) or as JSON (`str`)."""
+
+    def changed(call: Any) -> Any:  # noqa: ANN401 - JSON
+        own = call.get("function", call)
+        given = own.get("arguments")
+        if given is None or isinstance(given, form):
+            return call
+        try:
+            value = json.dumps(given, ensure_ascii=False) if form is str else json.loads(given or "{}")
+        except (TypeError, ValueError):
+            value = None
+        require(
+            isinstance(value, form),
+            f"`arguments` of a call of the tool {own.get('name')} must be a JSON object, got {given!r:.80}",
+        )
+        own = {**own, "arguments": value}
+        return {**call, "function": own} if "function" in call else own
+
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": list(map(changed, calls))} if calls else message
+
+
+def with_marks(message: Message, mark: str, form: type) -> tuple[Message, list[str]]:
     """The message with marks for its text and for the names and arguments of its calls of tools, and the marks."""
     content, marks = message.get("content"), []
     if content:
@@ -304,11 +418,38 @@ def with_marks(message: Message, mark: str) -> tuple[Message, list[str]]:
         name, value = f"{mark}name{number}", f"{mark}value{number}"
         own = {**call.get("function", call), "name": name}
         marks.append(name)
-        if given := own.get("arguments"):
-            own["arguments"] = f'{{"x": "{value}"}}' if isinstance(given, str) else {"x": value}
-            marks.append(value)
+        if own.get("arguments"):
+            own["arguments"] = {"x": value}
+            marks.append(f'"{value}"' if form is str else value)  # whose quotes are escaped within JSON
         calls.append({**call, "function": own} if "function" in call else own)
-    return ({**message, "tool_calls": calls} if calls else message), marks
+    return (with_arguments({**message, "tool_calls": calls}, form) if calls else message), marks
+
+
+def tools_of(messages: Sequence[Message]) -> list[Any]:
+    """The schemas of the tools that a conversation names."""
+    return [tool for message in messages for tool in message.get("tools") or ()]
+
+
+def tools_text(tools: Sequence[Any]) -> str:
+    """What says in words which tools there are, and how they are called."""
+    return TOOLS_TEXT.format(schemas="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+
+
+def with_tools_as_text(messages: Sequence[Message], role: str) -> list[Message]:
+    """The conversation with its tools in words: behind the system's text, or in front of the user's first."""
+    first, *others = [{key: value for key, value in message.items() if key != "tools"} for message in messages]
+    said, own = tools_text(tools_of(messages)), text_of(first)
+    if role == first.get("role") == "system":
+        return [{**first, "content": f"{own}\n\n{said}"}, *others]
+    if role == "system":
+        return [{"role": "system", "content": said}, first, *others]
+    return [{**first, "content": f"{said}\n\n{own}"}, *others]
+
+
+def called(name: object) -> Sequence[Message]:
+    """A conversation that ends in a call of this tool."""
+    call = {"type": "function", "function": {"name": name, "arguments": {"x": ANSWER}}}
+    return (*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]})
 
 
 def roles_of(messages: Sequence[Message]) -> str:
@@ -345,6 +486,8 @@ def refuse_images(message: Message) -> None:
     parts = content if isinstance(content, list) else []
     kinds = [part.get("type") if isinstance(part, dict) else type(part).__name__ for part in parts]
     other = sorted({str(kind) for kind in kinds if kind != "text"})
+    if not other and not all(isinstance(part.get("text"), str) for part in parts):
+        other = ["a part without text"]
     if content is not None and not isinstance(content, str | list):
         other = [type(content).__name__]
     if other:
@@ -366,6 +509,7 @@ def as_rollout(tokenizer: ChatTokenizer, example_id: str, turns: Sequence[tuple[
     for shown, text in turns:
         ids += tokenizer.encode_next_turn(shown, ids[said[-1][0] :]) if said else tokenizer.encode_prompt(shown)
         asked = not isinstance(shown, str) and shown[-1].get("role") != "assistant"  # else the text goes on
+        text = text.removesuffix(tokenizer.decode_all([end]))  # which follows
         completion = [*tokenizer.encode_answer(text, chat=asked), end]
         said.append((len(ids), len(ids) + len(completion)))
         ids += completion

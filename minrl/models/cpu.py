@@ -71,7 +71,7 @@ def keep_freed_memory() -> None:
 
 
 def free_bytes(device: torch.device | None = None) -> int:
-    """Available bytes of a CUDA card, or of memory, the page cache included, within the limits of control groups."""
+    """Available bytes of a CUDA GPU, or of memory, the page cache included, within the limits of control groups."""
     if device is not None and device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -80,7 +80,7 @@ def free_bytes(device: torch.device | None = None) -> int:
 
 
 def resident_bytes(device: torch.device) -> int:
-    """Bytes that this process holds of a CUDA card or of memory."""
+    """Bytes that this process holds of a CUDA GPU or of memory."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
@@ -105,6 +105,14 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if _onednn_multiplies(x, weight):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
+
+
+def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`product` of (N, D) in float32 or better: a GPU hands out the sums before they are rounded to bfloat16."""
+    if x.device.type == "cpu" or x.dtype != torch.bfloat16:
+        return in_float32(product(x, weight, bias))
+    made = torch.mm(x, weight.T, out_dtype=torch.float32)
+    return made if bias is None else made.add_(bias)
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -159,7 +167,7 @@ def summed_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def add_summed_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left.T @ right`, without a copy of the whole product where the precisions are the same. A card sums in
+    """`total += left.T @ right`, without a copy of the whole product where the precisions are the same. A GPU sums in
     the total's.
     """
     if total.device.type != "cpu" and left.dtype != total.dtype:
@@ -187,8 +195,8 @@ def in_float32(x: Tensor) -> Tensor:
 
 
 def float32_on_cpu(x: Tensor, weight: Tensor) -> bool:
-    """Whether their product is one of float32 on a CPU."""
-    same = x.dtype == weight.dtype == torch.float32
+    """Whether their product is one of float32 on a CPU. A compiler has kernels of its own."""
+    same = x.dtype == weight.dtype == torch.float32 and not torch.compiler.is_compiling()
     return same and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, reduce
+from loguru import logger
 from torch import Tensor, distributed
 
 from minrl.config import TrainerConfig
@@ -61,7 +62,7 @@ def buckets(weights: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
 
 
 def has_hidden_card(devices: Path = Path("/dev")) -> bool:
-    """Whether this machine has an NVIDIA card, which nobody has hidden by CUDA_VISIBLE_DEVICES."""
+    """Whether this machine has an NVIDIA GPU, which nobody has hidden by CUDA_VISIBLE_DEVICES."""
     return "CUDA_VISIBLE_DEVICES" not in os.environ and any(devices.glob("nvidia[0-9]*"))
 
 
@@ -70,11 +71,11 @@ class Processes:
 
     def __init__(self, config: TrainerConfig, facts: Callable[[], Mapping[str, Any]] = dict) -> None:
         if config.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda asks for a CUDA card, and torch finds none: use --device cpu")
+            raise UserError("--device cuda asks for a CUDA GPU, and torch finds none: use --device cpu")
         on_cpu = config.device == "cpu" or not torch.cuda.is_available()
         if config.device == "auto" and on_cpu and has_hidden_card():
             raise UserError(
-                f"this machine has an NVIDIA card that torch {torch.__version__} cannot use: update its driver or "
+                f"this machine has an NVIDIA GPU that torch {torch.__version__} cannot use: update its driver or "
                 "install torch for it (`nvidia-smi` says which CUDA the driver takes), or train on the processor with "
                 "--device cpu"
             )
@@ -86,8 +87,7 @@ class Processes:
         self.device = torch.device("cpu") if on_cpu else self._state.device
         if self.count == 1 and not on_cpu:  # accelerate keeps the device of an earlier run in this process
             self.device = torch.device("cuda", torch.cuda.current_device())
-        given = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
-        self.dtype = torch.bfloat16 if given == "bfloat16" else torch.float32
+        self.dtype = precision(config.dtype, self.device)
         everyone = self.gather([{**facts(), HOST: socket.gethostname(), CORES: own_cores()}])
         require_one_run(everyone)
         here = sum(one[HOST] == everyone[self.rank][HOST] for one in everyone)
@@ -103,7 +103,7 @@ class Processes:
         return f"{self.count} processes, {self.local_count} of them on this machine" if self.count > 1 else ""
 
     def in_main_memory(self) -> "Processes":
-        """This process, computing on the CPU: for what has no room on its card yet."""
+        """This process, computing on the CPU: for what has no room on its GPU yet."""
         other = copy.copy(self)
         other.device = torch.device("cpu")
         return other
@@ -181,6 +181,18 @@ class Processes:
             raise
         finally:
             self._state.destroy_process_group()
+
+
+def precision(asked: str, device: torch.device) -> torch.dtype:
+    """The precision of matrix products. A GPU before Ampere, such as V100 and T4, has no products of bfloat16."""
+    short = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    if short:
+        name = f"{torch.cuda.get_device_name(device)} has no products in bfloat16 (compute capability below 8.0)"
+        require(asked != "bfloat16", f"{name}: use --dtype float32")
+        if asked == "auto":
+            logger.warning(f"{name}: --dtype auto is float32 here")
+    auto = device.type == "cuda" and not short
+    return torch.bfloat16 if asked == "bfloat16" or (asked == "auto" and auto) else torch.float32
 
 
 def _joined(on_cpu: bool) -> PartialState:

@@ -24,18 +24,23 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.dataflow import CausalModel, UserError, require
 from minrl.models.attention import ATTENTION, packed_attention
 from minrl.models.chat import CHAT_TEMPLATE
+from minrl.models.compiled import COMPILED, compiled_attention
+from minrl.models.experts import EXPERTS, cast_experts
 from minrl.models.gguf import GgufFile, read_gguf, refuse_what_is_lost, restore_llama3_rope, source_of
-from minrl.models.modules import LARGEST_CHANGE, exact_routers, probe
+from minrl.models.modules import LARGEST_CHANGE, probe
 from minrl.models.structure import decoder_of, head_of
 from minrl.utils.text import first_line
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
+ALL_ATTENTION_FUNCTIONS.register(COMPILED, compiled_attention)
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, cast_experts)
 logging.disable_progress_bar()
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # which would ask others to convert pickled weights
 
@@ -73,7 +78,6 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
     )
     model = text_part(path, model)
     make_savable(model)
-    exact_routers(model, model.config)
     return model.requires_grad_(True), tokenizer
 
 

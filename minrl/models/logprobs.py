@@ -16,13 +16,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.dataflow import CausalModel
-from minrl.models.cpu import add_summed_product, computed, few_rows_product, in_float32, ordered, product
+from minrl.models.cpu import (
+    add_summed_product,
+    computed,
+    few_rows_product,
+    in_float32,
+    ordered,
+    product,
+    wide_product,
+)
 from minrl.models.lora import merged_weight
 from minrl.models.structure import head_of
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**27}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 512 MiB: in the backward pass each
-chunk's product is added to the gradient of the whole head, which a card writes to its memory each time.
+chunk's product is added to the gradient of the whole head, which a GPU writes to its memory each time.
 """
 
 CHUNK_ROWS = 128
@@ -63,7 +71,9 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, D) -> (N, V) in float32 or better, without a gradient, for a few rows, by a head that is `cast`."""
-        return self.shaped(few_rows_product(hidden, self.weight, self.bias))
+        if hidden.device.type == "cpu":
+            return self.shaped(few_rows_product(hidden, self.weight, self.bias))
+        return self.shaped(wide_product(hidden.to(self.weight.dtype), self.weight, self.bias))
 
     def shaped(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
         """Scale and cap the product of weight and hidden states, and divide by the temperature."""
@@ -183,7 +193,7 @@ def _slices(start: int, stop: int, rows: int) -> Iterator[slice]:
 
 def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
     """Logits of a chunk at the temperature, in float32 or better."""
-    return head.shaped(product(hidden, head.weight, head.bias), temperature)
+    return head.shaped(wide_product(hidden, head.weight, head.bias), temperature)
 
 
 def _cast(bias: Tensor | None, hidden: Tensor) -> Tensor | None:

@@ -57,14 +57,14 @@ class Adapters:
         require_peft("--lora-rank")
         import peft
 
-        self.model, self.config = model, config
+        self.model, self.config, self._start = model, config, base
         model.requires_grad_(False)
         self._peft_config = peft.LoraConfig(
             r=config.lora_rank,
             lora_alpha=config.lora_alpha,
             target_modules=target_modules(model, config),
             task_type="CAUSAL_LM",
-            base_model_name_or_path=str(Path(base).resolve()) if Path(base).exists() else base,
+            base_model_name_or_path=name_as_base(base),
         )
         try:
             with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
@@ -111,7 +111,7 @@ class Adapters:
         import peft
 
         path = (folder / SUBFOLDER if (folder / SUBFOLDER).exists() else folder) / WEIGHTS
-        refuse_other_base(self.model, path, str(self._peft_config.base_model_name_or_path))
+        refuse_other_base(self.model, path, self._start)
         _require_all(peft.set_peft_model_state_dict(self.model, load_file(path)), path.parent)
 
 
@@ -183,6 +183,15 @@ def target_modules(model: CausalModel, config: TrainerConfig) -> str | list[str]
         "lora_target_modules: embed_tokens and lm_head share one weight in this model: leave them out",
     )
     return names or config.lora_target_modules
+
+
+def name_as_base(path: str) -> str | None:
+    """How adapters name the model at a path, on which other programs put them. None if it is a GGUF file or holds
+    adapters itself: peft would leave the latter out.
+    """
+    if Path(path).is_file() or base_of(path) is not None:
+        return None
+    return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 def base_of(path: str) -> str | None:

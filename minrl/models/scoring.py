@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from minrl.batch import Stream, to_device
 from minrl.dataflow import CausalModel, Rollout, UserError
 from minrl.models.attention import ATTENTION, StreamAttention
+from minrl.models.compiled import COMPILED, compiled_layers, handle_of, is_compiled
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import chunked_logprobs, output_head
 from minrl.models.sharding import in_one_pass
@@ -78,16 +79,21 @@ def score(
 
 def _score(model: CausalModel, stream: Stream, temperature: float, recompute: bool) -> tuple[Tensor, Tensor]:
     decoder, packed = decoder_of(model), method_of(model).packed
-    attention = partial(_packed_attention, decoder) if packed else nullcontext
+    fast = packed and is_compiled(decoder)
+    attention = partial(_packed_attention, decoder, COMPILED if fast else ATTENTION) if packed else nullcontext
     if packed:
         ids, positions = (_filled_up(values)[None] for values in (stream.input_ids, stream.positions))
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
-        inputs["stream"], places = StreamAttention(stream), None
+        planned, places = StreamAttention(stream), None
+        inputs["stream"] = handle_of(planned) if fast else planned
     else:
         rows, places = padded_rows(stream)
         inputs = {"input_ids": rows}
-    with attention(), recomputed(decoder, attention) if recompute else nullcontext():
+    layers = compiled_layers(decoder) if fast else nullcontext()
+    with attention(), layers, recomputed(decoder, attention) if recompute else nullcontext():
         hidden = decoder(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+    if fast and hidden.grad_fn is not None:
+        hidden.grad_fn.metadata[COMPILED] = planned  # the backward pass needs it too
     scored, labels = _filled_up(stream.scored), _filled_up(stream.labels)
     hidden = hidden[scored if places is None else places[scored]]
     logprobs, entropy = chunked_logprobs(hidden, output_head(model), labels, temperature)
@@ -113,10 +119,10 @@ def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:
 
 
 @contextmanager
-def _packed_attention(decoder: CausalModel) -> Iterator[None]:
-    """Inside, the decoder's layers use `packed_attention`."""
+def _packed_attention(decoder: CausalModel, name: str) -> Iterator[None]:
+    """Inside, the decoder's layers use `packed_attention`, by the name that it has for them."""
     previous = decoder.config._attn_implementation
-    decoder.config._attn_implementation = ATTENTION
+    decoder.config._attn_implementation = name
     try:
         yield
     finally:
@@ -130,28 +136,21 @@ def padded_rows(stream: Stream) -> tuple[Tensor, Tensor]:
     Token ids (N, L), and the place (T,) of each of the stream's tokens in the flattened rows. A prompt's tokens are
     taken from the first of its rollouts.
     """
-    device, stream = stream.input_ids.device, stream.host or stream
-    prompt_lengths = stream.prefix_lengths[stream.prefix_of][:, None]  # (N, 1)
-    lengths = prompt_lengths + stream.suffix_lengths[:, None]
-    columns = torch.arange(int(lengths.max())).expand(len(lengths), -1)  # (N, L)
-    last_prompt, last_suffix = stream.prefix_index.shape[1] - 1, stream.suffix_index.shape[1] - 1
-    of_prompt = stream.prefix_index[stream.prefix_of].gather(1, columns.clamp(max=last_prompt))
-    of_suffix = stream.suffix_index.gather(1, (columns - prompt_lengths).clamp(0, last_suffix))
-    tokens = torch.where(columns < prompt_lengths, of_prompt, of_suffix)
-    real = columns < lengths
-    places = torch.arange(columns.numel()).view_as(columns)
-    first = torch.full_like(stream.input_ids, columns.numel())
-    rows, places = to_device(
-        [stream.input_ids[tokens], first.scatter_reduce(0, tokens[real], places[real], "amin")], device
-    )
-    return rows, places
+    rows = [one for one in stream.segments if one.prompt_length]
+    width = max(one.prompt_length + one.length for one in rows)
+    tokens, places = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(stream.input_ids),), -1)
+    for row, one in enumerate(rows):
+        index = one.keys()
+        tokens[row, : len(index)] = index
+        places[index] = torch.where(places[index] < 0, row * width + torch.arange(len(index)), places[index])
+    tokens, places = to_device([tokens, places], stream.input_ids.device)
+    return stream.input_ids[tokens], places
 
 
 def row_tokens(stream: Stream) -> int:
     """Tokens of the padded rows, padding included."""
-    stream = stream.host or stream
-    lengths = stream.prefix_lengths[stream.prefix_of] + stream.suffix_lengths
-    return len(lengths) * int(lengths.max())
+    lengths = [one.prompt_length + one.length for one in stream.segments if one.prompt_length]
+    return len(lengths) * max(lengths)
 
 
 def row_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -176,14 +175,6 @@ def kept_bytes(run: Callable[[], object]) -> int:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         run()
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-def growth(kept: Callable[[int], int], short: int) -> tuple[float, float]:
-    """Bytes per token and per pair of tokens, from what is kept for `short`, twice and four times as many tokens."""
-    sizes = [kept(length) for length in (short, 2 * short, 4 * short)]
-    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
-    quadratic = (second - 2 * first) / (6 * short**2)
-    return first / short - 3 * short * quadratic, quadratic
 
 
 @contextmanager

@@ -5,15 +5,16 @@ and backward, its weights are gathered; after it they are freed. Gradients are s
 Gathering is collective: every process makes as many forward passes, and reads whole weights in the same order.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from minrl.dataflow import CausalModel
+from minrl.dataflow import CausalModel, require
 from minrl.models.distributed import Processes
 from minrl.models.modules import recast_linears
 from minrl.models.structure import decoder_of, layers_of
@@ -64,6 +65,8 @@ def shard(model: CausalModel, processes: Processes, kind: str) -> None:
     """Shard a model without storage (on `meta`), and give its shards uninitialised storage: see `fill`."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    known = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+    require(known, f"--sharding needs torch 2.13 or newer, and {torch.__version__} is installed: leave it out")
     root, mesh = Sharded(model), _mesh(processes, kind)
     recast_linears(model)
     for module in dict.fromkeys(layers_of(decoder_of(model))):  # a layer that occurs twice once
@@ -99,6 +102,56 @@ def fill(model: CausalModel, values: Mapping[str, Tensor] | None, processes: Pro
     root.weights, root.state = dict(model.named_parameters()), model.state_dict(keep_vars=True)
 
 
+class Models(Protocol):
+    """A policy: the model that is trained, and the frozen ones beside it."""
+
+    model: CausalModel
+    reference: CausalModel | None
+    teacher: CausalModel | None
+    processes: Processes
+
+
+P = TypeVar("P", bound=Models)
+
+
+def sharded_policy(load: Callable[[], P], processes: Processes, kind: str) -> P:
+    """The policy that `load` gives the main process, with its frozen models, sharded. The others get its structure, in
+    which every tensor is on `meta`, and then the tensors one at a time, of which each process keeps its part. Errors
+    are raised everywhere.
+    """
+    loaded: list[P] = []
+
+    def structure() -> P:
+        loaded.append(load())
+        return without_storage(loaded[0])
+
+    policy = processes.on_main(structure)
+    policy.processes = processes
+    for number, model in enumerate(_models(policy)):
+        shard(model, processes, kind)
+        fill(model, _tensors(_models(loaded[0])[number]) if loaded else None, processes)
+    return policy
+
+
+def _models(policy: Models) -> list[CausalModel]:
+    """The model that is trained, and the frozen ones beside it."""
+    return [model for model in (policy.model, policy.reference, policy.teacher) if model is not None]
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict(chain(model.named_parameters(), model.named_buffers()))
+
+
+def without_storage(policy: P) -> P:
+    """A copy of a policy whose weights are on `meta`, tied where they were tied, and which knows no processes."""
+    instead: dict[int, object] = {id(policy.processes): None}
+    for tensor in (tensor for model in _models(policy) for tensor in _tensors(model).values()):
+        empty = torch.empty_like(tensor, device="meta").detach()
+        weight = isinstance(tensor, nn.Parameter)
+        instead[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if weight else empty
+    return copy.deepcopy(policy, instead)
+
+
 def named_weights(model: CausalModel) -> dict[str, Tensor]:
     """The weights by name, tied ones once: those that are trained and saved, even while whole ones are held."""
     root = sharded(model)
@@ -130,7 +183,7 @@ def gathered(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Ten
     kept: dict[str, Tensor] = {}
     names: dict[Tensor, str] = {}  # a tied weight has several, and is gathered once
     for name, tensor in tensors:
-        own = isinstance(tensor, nn.Parameter)  # all else, such as a merged weight, is not kept on a card
+        own = isinstance(tensor, nn.Parameter)  # all else, such as a merged weight, is not kept on a GPU
         first = names.setdefault(tensor, name) if own else name
         full = full_tensor(tensor) if first == name else None
         if keep:

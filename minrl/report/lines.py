@@ -1,22 +1,19 @@
 """A step's rollouts as JSON objects with everything that the rollouts page shows, and the text of each token.
 
 A token's text depends on its neighbours: a tokenizer of words puts a space between two, and one of bytes may need
-several tokens for one character. The texts joined are the text of the sequence.
+several tokens for one character.
 """
 
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from minrl.dataflow import Rollout
 from minrl.policy import Policy
 from minrl.update import Update
-
-BROKEN = "\ufffd"
-"""The replacement for bytes that are no whole character."""
 
 
 def training_lines(
@@ -46,66 +43,43 @@ def _add(lines: Sequence[dict[str, Any]], name: str, values: Sequence[Tensor]) -
 def readable(policy: Policy, rollouts: Sequence[Rollout], purpose: str) -> list[dict[str, Any]]:
     """Rollouts with the text of each token, and which tokens are special, as objects for JSON."""
     texts, special = token_texts(policy.tokenizer, [one.ids for one in rollouts]), set(policy.tokenizer.all_special_ids)
-    lines = []
-    for rollout, tokens in zip(rollouts, texts, strict=True):
-        prompt = "".join(tokens[: rollout.prompt_length])
-        marked = [index for index, token in enumerate(rollout.ids) if token in special]
-        lines.append({**rollout_line(rollout, purpose, prompt, None, None), "tokens": tokens, "special": marked})
-    return lines
+    return [
+        rollout_line(rollout, purpose, tokens, [index for index, token in enumerate(rollout.ids) if token in special])
+        for rollout, tokens in zip(rollouts, texts, strict=True)
+    ]
 
 
-def rollout_line(
-    rollout: Rollout, purpose: str, prompt: str, advantage: float | None, logprobs: Sequence[float] | None
-) -> dict[str, Any]:
-    """One rollout as a JSON object. `logprobs` are the policy's, for sampled tokens; None if not computed."""
+def rollout_line(rollout: Rollout, purpose: str, tokens: Sequence[str], special: Sequence[int]) -> dict[str, Any]:
+    """One rollout as a JSON object; what the update knows of it is added later."""
     reward = rollout.reward
     return {
         **{name: value for name, value in vars(rollout).items() if value or name != "task"},
+        "num_sampled": rollout.num_sampled,
         "loss_mask": list(map(int, rollout.loss_mask)),
         "rollout_logprobs": np.round(rollout.rollout_logprobs, 6).tolist(),
         "episode": [vars(turn) for turn in rollout.episode],
         "purpose": purpose,
-        "prompt": prompt,
+        "prompt": "".join(tokens[: rollout.prompt_length]),
         "reward": None if reward is None else reward.value,
         "solved": None if reward is None else reward.solved,
         "parts": {} if reward is None else dict(reward.parts),
-        "advantage": advantage,
-        "logprobs": None if logprobs is None else list(logprobs),
+        "advantage": None,
+        "logprobs": None,
+        "tokens": tokens,
+        "special": special,
     }
 
 
 def token_texts(tokenizer: Any, sequences: Sequence[Sequence[int]]) -> list[list[str]]:  # noqa: ANN401 - transformers'
-    """The text of each token. Of tokens that form a character together the first has it, the others ''.
-
-    Each distinct pair of neighbours is decoded once, all of them in one call.
+    """The text of each token; joined, they are the text of the sequence. A character of several tokens stands at its
+    last one, what stays incomplete at the last of all.
     """
-    alone = _decoded(tokenizer, {(token,) for sequence in sequences for token in sequence})
-    both = _decoded(tokenizer, {pair for sequence in sequences for pair in pairwise(sequence)})
-    added = {
-        (first, token): text[len(alone[first,]) :] if text.startswith(alone[first,]) else alone[token,]
-        for (first, token), text in both.items()
-    }
-    broken = {token for (token,), text in alone.items() if BROKEN in text}
-    found = []
-    for sequence in sequences:
-        texts = [alone[token,] for token in sequence[:1]] + [added[pair] for pair in pairwise(sequence)]
-        start = 0
-        while start < len(sequence) and not broken.isdisjoint(sequence):
-            end = start
-            while end < len(sequence) and sequence[end] in broken:
-                end += 1
-            if end > start:  # the characters of these tokens together stand at the first of them
-                first = max(0, start - 1)  # decoded with its neighbour, for the space between them
-                text = tokenizer.decode(list(sequence[first:end]), clean_up_tokenization_spaces=False)
-                before = alone[sequence[first],] if start else ""
-                texts[start:end] = [text[len(before) :], *[""] * (end - start - 1)]
-            start = end + 1
+    found, fast = [], getattr(tokenizer, "backend_tokenizer", None)
+    for ids in sequences:
+        stream = DecodeStream(skip_special_tokens=False)
+        texts = [(stream.step(fast, one) or "") if fast else tokenizer.decode([one]) for one in ids]
+        if ids:
+            whole = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+            texts[-1] += whole.removeprefix("".join(texts)) if fast else ""
         found.append(texts)
     return found
-
-
-def _decoded(tokenizer: Any, sequences: Collection[tuple[int, ...]]) -> dict[tuple[int, ...], str]:  # noqa: ANN401
-    if not sequences:  # which `batch_decode` takes for one empty text
-        return {}
-    texts = tokenizer.batch_decode([list(sequence) for sequence in sequences], clean_up_tokenization_spaces=False)
-    return dict(zip(sequences, texts, strict=True))

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from minrl.report.rollouts import asked
-from minrl.report.runs import RunData
+from minrl.models.chat import question_of
+from minrl.report.runs import RunCurves
 from minrl.utils.files import read_packed
-from minrl.utils.text import one_line
+from minrl.utils.text import printable
 
 MOST, LONGEST = 20, 100
 """Problems of a run in the table of changed verdicts, and characters of each."""
@@ -18,7 +18,7 @@ Line = Mapping[str, Any]
 Rows = list[list[str]]
 
 
-def problems(runs: Sequence[RunData]) -> tuple[Rows, Rows, list[str]]:
+def problems(runs: Sequence[RunCurves]) -> tuple[Rows, Rows, list[str]]:
     """Cells of `CATEGORIES` and of `CHANGED`, and a sentence on each run that was evaluated before and after."""
     categories, changed, remarks = Rows(), Rows(), list[str]()
     for run in runs:
@@ -34,7 +34,7 @@ def problems(runs: Sequence[RunData]) -> tuple[Rows, Rows, list[str]]:
     return categories, changed, remarks
 
 
-def ends(run: RunData) -> tuple[list[Line], list[Line]]:
+def ends(run: RunCurves) -> tuple[list[Line], list[Line]]:
     """The lines of the evaluations before the first step and after the last; none where it was not made."""
     steps = list(run.evaluations)
     before = read_packed(run.evaluations[0]) if 0 in steps else []
@@ -65,4 +65,5 @@ def changes(before: Sequence[Line], after: Sequence[Line]) -> Rows:
     changed = [one for key, one in now.items() if key in was and bool(was[key]["solved"]) != bool(one["solved"])]
     verdicts = {False: ["right", "wrong"], True: ["wrong", "right"]}
     changed.sort(key=lambda one: bool(one["solved"]))
-    return [[one["task"], one_line(asked(one))[:LONGEST], *verdicts[bool(one["solved"])]] for one in changed]
+    asked = [printable(question_of(one["prompt"]))[:LONGEST] for one in changed]
+    return [[one["task"], text, *verdicts[bool(one["solved"])]] for one, text in zip(changed, asked, strict=True)]

@@ -1,76 +1,67 @@
-"""Runs as their folders describe them, even while they are going on or after they were killed, and groups of seeds."""
+"""Runs as their folders describe them, even while they are running or after they were killed, and groups of seeds."""
 
 import json
 import math
-import os
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minrl.config import HOUSEKEEPING
 from minrl.dataflow import require
 from minrl.run.folder import METRICS, RunFolder, without_nulls
+from minrl.run.stopping import Score, best_of
 from minrl.utils.files import read_line, whole_lines
 from minrl.utils.task_names import task_key
 
 REPORTS = "report"
-"""The folder beside the runs that holds reports of several."""
+"""The folder beside the runs that holds a report of several."""
 
 SMOOTHING = 0.6
 """Weight of the past in curves, unless the user says otherwise."""
 
-AXES = ("step", "tokens", "seconds")
-"""What curves may be drawn over."""
-
-Z975 = 1.959963984540054
 T975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
-"""The 97.5 % quantile of Student's t distribution with 1 to 10 degrees of freedom."""
+"""The 97.5 % quantile of Student's t distribution with 1 to 10 degrees of freedom. The last is taken beyond them, where
+it is at most 14 % too large.
+"""
 
 
-@dataclass(frozen=True)
-class Score:
-    """Held-out pass@1 at a step, with its 95 % interval, and the greedy one (None: nothing could be scored)."""
+def metrics(run: str, runs_dir: str = "runs") -> list[dict[str, float]]:
+    """The curves of a run, by its name or folder: for each step a dict of tags and values. `minrl.metrics`.
 
-    step: int
-    pass_at_1: float
-    low: float
-    high: float
-    greedy: float | None
+    Raises `UserError` if there is no such run.
+    """
+    return RunFolder.open(run, runs_dir).metrics
 
 
-@dataclass(frozen=True)
-class RunData:
-    """A run: its name, config.json, metrics, summary.json (empty before the end), and the files of its evaluations."""
-
-    name: str
-    record: Mapping[str, Any]
-    lines: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
-    evaluations: Mapping[int, Path] = field(default_factory=dict)
+class RunCurves(RunFolder):
+    """A run's curves and held-out scores."""
 
     @property
-    def config(self) -> dict[str, Any]:
-        """Settings by flag; those of its trained and evaluated tasks as `task.option`."""
-        values = {name: value for name, value in self.record["config"].items() if name not in HOUSEKEEPING}
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.resolve().name
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """Its numbers, step by step."""
+        return self.metrics
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Its settings by flag, without those that change no curve; those of its tasks as `task.option`."""
+        values = {name: value for name, value in self.config.items() if name not in HOUSEKEEPING}
         chosen = values.pop("tasks", {})
         own = {f"{task}.{name}": value for task in self.tasks for name, value in chosen.get(task, {}).items()}
         return {**values, **own}
 
-    @property
+    @cached_property
     def tasks(self) -> list[str]:
         """The evaluated tasks, the trained one first."""
         found = [tag[len("eval/") : -len("/pass@1")] for line in self.lines for tag in line if tag.endswith("/pass@1")]
         return sorted(dict.fromkeys(found), key=lambda task: task != self.trained)
-
-    @property
-    def unfinished(self) -> str:
-        """A remark on a run that has not ended; empty for one that has."""
-        if self.summary:
-            return ""
-        return f"{self.name} has no summary.json: it is still going on, or was stopped, after step {self.last_step}"
 
     @property
     def last_step(self) -> int:
@@ -80,39 +71,28 @@ class RunData:
     @property
     def trained(self) -> str:
         """The task that is trained, or without one the file of rows."""
-        config = self.record["config"]
-        name = str(self.summary.get("task") or task_key(str(config.get("task", ""))))
-        return name or Path(str(config.get("data", ""))).name
+        name = str(self.summary.get("task") or task_key(str(self.config.get("task", ""))))
+        return name or Path(str(self.config.get("data", ""))).name
 
-    @property
-    def model(self) -> str:
-        """The model that is trained: a hub's name, or the path of a local one, as short as it can be written here."""
-        name = str(self.record["config"].get("model_id", "")) or "own base model"
-        return os.path.relpath(name) if os.path.isabs(name) and Path(name).is_relative_to(Path.cwd()) else name
+    def curve(self, tag: str) -> dict[int, float]:
+        """The values of a tag, by step."""
+        return {line["step"]: float(line[tag]) for line in self.lines if tag in line}
 
-    def curve(self, tag: str) -> tuple[list[float], list[float]]:
-        """Steps and values of a tag, where it has one."""
-        lines = [line for line in self.lines if tag in line]
-        return [float(line["step"]) for line in lines], [float(line[tag]) for line in lines]
-
-    def positions(self, axis: str) -> dict[float, float]:
-        """Where each step is on an axis of `AXES`; tokens and seconds add up from step 1, 0 where they are unknown."""
+    def positions(self, axis: str) -> dict[int, float]:
+        """Where each step is on an axis: step, tokens or seconds. The latter add up from step 1, 0 where unknown."""
         passed, places = 0.0, {}
         for line in self.lines:
             took = line.get("time/step_s", 0.0) if line["step"] else 0.0
             tokens = line.get("speed/tokens_per_s", 0.0) * took or line.get("sft/tokens", 0.0)  # sampled, else read
             passed += {"step": 0.0, "tokens": tokens, "seconds": took}[axis]
-            places[float(line["step"])] = float(line["step"]) if axis == "step" else passed
+            places[line["step"]] = float(line["step"]) if axis == "step" else passed
         return places
 
     def scores(self, task: str) -> list[Score]:
         """The held-out scores of a task over the run."""
-        name = f"eval/{task}/pass@1"
-        return [
-            Score(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"], line.get(f"{name}_greedy"))
-            for line in self.lines
-            if name in line
-        ]
+        tag, rewards = f"eval/{task}/pass@1", self.curve(f"eval/{task}/reward_mean")
+        low, high = self.curve(f"{tag}_low"), self.curve(f"{tag}_high")
+        return [Score(n, value, low[n], high[n], rewards.get(n, 0.0)) for n, value in self.curve(tag).items()]
 
     def before_and_after(self, task: str) -> tuple[Score | None, Score | None]:
         """The score of a task before the first step, and the last one after it; None where not measured."""
@@ -121,14 +101,14 @@ class RunData:
         return before, next((score for score in reversed(scores) if score.step > 0), None)
 
     def best(self, task: str) -> Score | None:
-        """The score with the highest lower bound after a step, or one of 1, if the last one is worse."""
+        """The best score after a step, if the last one is worse."""
         scores = [score for score in self.scores(task) if score.step > 0]
-        places = [(score.pass_at_1 >= 1, score.low) for score in scores]
-        return scores[places.index(max(places))] if places and max(places) > places[-1] else None
+        best = best_of(scores)
+        return best if best and best.step < scores[-1].step else None
 
     def mean(self, tag: str) -> float | None:
         """The mean of a tag over the steps that have it, the step-0 evaluation left out."""
-        values = [line[tag] for line in self.lines if tag in line and line["step"] > 0]
+        values = [value for step, value in self.curve(tag).items() if step > 0]
         return sum(values) / len(values) if values else None
 
     def seconds_by_phase(self) -> dict[str, float]:
@@ -139,46 +119,34 @@ class RunData:
         return {tag.removeprefix("time/").removesuffix("_s"): value for tag, value in phases.items()}
 
 
-def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
+def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunCurves]:
     """The runs at these folders, or of these names in `runs_dir`. Raises `UserError` in one line."""
-    require(
-        bool(names), "name one or more runs: python -m minrl report RUN [RUN ...], such as runs/countdown-grpo-seed0"
-    )
-    found = [
-        read_run(RunFolder.open(name, runs_dir).path) for name in names if len(names) == 1 or not is_report(Path(name))
-    ]
-    for name, count in sorted(Counter(run.name for run in found).items()):
-        require(count == 1, f"two of the runs are called {name}: name each once, or rename one of the folders")
-    return found
+    runs = [name for name in names if len(names) == 1 or Path(name).name != REPORTS]  # which runs/* names too
+    return [read_run(RunFolder.open(name, runs_dir).path) for name in runs]
 
 
-def is_report(folder: Path) -> bool:
-    """Whether a folder, which `runs/*` names too, has the reports of several runs."""
-    return folder.name == REPORTS and not (folder / "config.json").exists()
-
-
-def read_run(folder: Path) -> RunData:
+def read_run(folder: Path) -> RunCurves:
     """A run from its files. Raises `UserError` in one line if one is missing or torn."""
-    run = RunFolder(folder).checked()
-    lines = run.metrics
-    require(bool(lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
-    return RunData(folder.resolve().name, run.record, lines, run.summary, run.evaluations)
+    run = RunCurves(folder)
+    run.checked()
+    require(bool(run.lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
+    return run
 
 
-def read_ends(folder: Path) -> RunData:
+def read_ends(folder: Path) -> RunCurves:
     """As `read_run`, but of its steps, which may be none yet, those that were evaluated and the last only."""
-    run, path = RunFolder(folder).checked(), folder / METRICS
-    whole = whole_lines(path)
+    run = RunCurves(folder)
+    run.checked()
+    whole = whole_lines(folder / METRICS)
     chosen = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
-    lines = [without_nulls(read_line(line)) for line in chosen]
-    return RunData(folder.resolve().name, run.record, lines, run.summary)
+    vars(run)["lines"] = [without_nulls(read_line(line)) for line in chosen]
+    return run
 
 
-def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
+def differences(runs: Sequence[RunCurves]) -> dict[str, list[Any]]:
     """The settings in which the runs differ, with a value for each run (None where a run lacks it)."""
-    configs = [run.config for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config)
-    values = {name: [config.get(name) for config in configs] for name in names}
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    values = {name: [run.settings.get(name) for run in runs] for name in names}
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
@@ -195,14 +163,11 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     return averages
 
 
-# Runs that differ in nothing but their seed
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs that differ in their seed only, or a single run."""
 
-    runs: Sequence[RunData]
+    runs: Sequence[RunCurves]
 
     @property
     def name(self) -> str:
@@ -213,46 +178,28 @@ class Group:
         return f"{names.pop() if len(names) == 1 else f'{self.runs[0].name} and others'}, {len(self.runs)} seeds"
 
 
-@dataclass(frozen=True)
-class Mean:
-    """The mean of a few values and the ends of its 95 % interval, which one value has not."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-def groups_of(runs: Sequence[RunData]) -> list[Group]:
+def groups_of(runs: Sequence[RunCurves]) -> list[Group]:
     """The runs in groups, in their order. Two runs of the same seed are never in one: they are no two samples."""
-    found: dict[tuple[str, int], dict[object, RunData]] = {}
+    found: dict[tuple[str, int], dict[object, RunCurves]] = {}
     for run in runs:
-        config = {name: value for name, value in run.config.items() if name != "seed"}
-        same, seed, number = json.dumps(config, sort_keys=True), run.config.get("seed"), 0
+        config = {name: value for name, value in run.settings.items() if name != "seed"}
+        same, seed, number = json.dumps(config, sort_keys=True), run.settings.get("seed"), 0
         while seed in found.setdefault((same, number), {}):
             number += 1
         found[same, number][seed] = run
     return [Group(list(members.values())) for members in found.values()]
 
 
-def mean(values: Sequence[float]) -> Mean:
-    """The mean with Student's t interval at 95 %, which assumes that seeds scatter normally.
+def mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean, and the ends of Student's t interval at 95 %, which assumes that seeds scatter normally; of one value
+    the value itself.
 
-    >>> mean([0.0, 2.0])
-    Mean(value=1.0, low=-11.7062, high=13.7062)
+    >>> [round(one, 4) for one in mean([0.0, 2.0])]
+    [1.0, -11.7062, 13.7062]
     """
     centre, free = sum(values) / len(values), len(values) - 1
     if not free:
-        return Mean(centre)
-    half = student(free) * math.sqrt(sum((value - centre) ** 2 for value in values) / free / len(values))
-    return Mean(centre, centre - half, centre + half)
-
-
-def student(free: int) -> float:
-    """The 97.5 % quantile of Student's t distribution: from the table, or beyond it by Fisher's expansion (Abramowitz
-    and Stegun 26.7.5), which is right to four digits there.
-    """
-    if free <= len(T975):
-        return T975[free - 1]
-    z = Z975
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return z + sum(term / free**power for power, term in enumerate(terms, 1))
+        return centre, centre, centre
+    deviation = math.sqrt(sum((value - centre) ** 2 for value in values) / free)
+    half = T975[min(free, len(T975)) - 1] * deviation / math.sqrt(len(values))
+    return centre, centre - half, centre + half

@@ -1,24 +1,20 @@
 """Chat models behind an OpenAI-compatible endpoint: OpenAI's, vLLM's, llama.cpp's, Ollama's.
 
-The `openai` client sends requests and retries with backoff. This file adds one line for each kind of failure, a limit
-on concurrent calls, and a deadline for a whole call. A failure is raised, never returned as an answer.
+The `openai` client sends requests and retries with backoff. This file adds one line for each kind of failure and a
+limit on concurrent calls. A failure is raised, never returned as an answer.
 
 The key comes from an environment variable. It is in no setting and no URL, and is removed from the server's messages.
 """
 
-import asyncio
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from ipaddress import ip_address
-from threading import Thread
+from threading import BoundedSemaphore
 from typing import Any
 from urllib.parse import urlsplit
-
-from loguru import logger
 
 from minrl.dataflow import Message, UserError, require
 from minrl.utils.text import without_keys
@@ -28,9 +24,6 @@ OPENAI_HOST = "api.openai.com"
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 """The variable that is read where none is named. Its key is for OpenAI's own hosts alone."""
-
-LONGEST_BACKOFF_S = 8.0
-"""The openai client's longest pause between attempts, unless the server asks for a longer one."""
 
 LONGEST_REASON = 300
 """Characters of a server's message that an error repeats."""
@@ -49,9 +42,8 @@ REFUSING = (400, 403, 413, 422)
 HINTS = {
     401: " (is the key in the environment the right one?)",
     404: " (does the base URL end as the server wants, often in /v1, and does it know the model?)",
-    429: " (lower the concurrency, or allow more retries)",
 }
-"""What may mend a failure, by HTTP status."""
+"""What may fix a failure, by HTTP status."""
 
 
 def require_variable(flag: str, name: str) -> None:
@@ -103,27 +95,20 @@ class ChatRefusal(ChatError):
 
 
 @dataclass(frozen=True)
-class ChatUsage:
-    """The server's token counts of a call; None if it gives none."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-@dataclass(frozen=True)
 class ChatReply:
-    """The answer to a call. The server sets `finish_reason` (`stop`, `length`, `content_filter`) and `model`."""
+    """The answer to a call. The server sets `finish_reason` (`stop`, `length`, `content_filter`) and `tokens`, the
+    length of the answer; None if it does not say it.
+    """
 
     text: str
     finish_reason: str
-    usage: ChatUsage
-    model: str = ""
+    tokens: int | None = None
 
 
 class ChatClient:
     """A model at an endpoint. Threads may share it; at most `concurrency` calls are in flight.
 
-    `timeout_s` limits the server's silence in one attempt, `longest_s` a call with all its retries.
+    `timeout_s` limits the server's silence in one attempt.
     """
 
     def __init__(
@@ -137,21 +122,15 @@ class ChatClient:
         key_variable: str = KEY_VARIABLE,
     ) -> None:
         self.model, self.base_url = model, checked_url(base_url)
-        self.longest_s = (retries + 1) * timeout_s + retries * LONGEST_BACKOFF_S
-        self._key = key_for(self.base_url, key_variable)
-        _say_once(about_key(self.base_url, self._key))
-        self._errors = openai = _openai()
-        self._client = openai.AsyncOpenAI(
+        self._key, self._openai = key_for(self.base_url, key_variable), _openai()
+        self._client = self._openai.OpenAI(
             api_key=self._key or "none",
             base_url=self.base_url,
             timeout=timeout_s,
             max_retries=retries,
-            default_headers=_own_headers(openai, self.base_url, self._key),
+            default_headers=_own_headers(self._openai, self.base_url, self._key),
         )
-        self._in_flight = asyncio.Semaphore(concurrency)
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._free = BoundedSemaphore(concurrency)
 
     def complete(
         self, messages: Sequence[Message], *, temperature: float | None, max_tokens: int, seed: int | None = None
@@ -161,80 +140,54 @@ class ChatClient:
         Some models take no temperature (None omits it).
         """
         longest = "max_completion_tokens" if is_openai(self.base_url) else "max_tokens"
-        asked: dict[str, Any] = {"model": self.model, "messages": [dict(one) for one in messages], longest: max_tokens}
         optional = {"temperature": temperature, "seed": seed}
-        asked.update({name: value for name, value in optional.items() if value is not None})
-        response = self._await(self._client.chat.completions.create, asked)
+        asked: dict[str, Any] = {"model": self.model, "messages": [dict(one) for one in messages], longest: max_tokens}
+        asked |= {name: value for name, value in optional.items() if value is not None}
+        with self._free, self._one_line():
+            response = self._client.chat.completions.create(**asked)
         try:  # the openai client checks no types
-            choice, counted = response.choices[0], response.usage
-            text, reason, refusal = choice.message.content, choice.finish_reason, choice.message.refusal
+            message, reason = response.choices[0].message, response.choices[0].finish_reason
+            text, refusal = message.content, message.refusal
         except (AttributeError, TypeError, IndexError):
             said = response if isinstance(response, str) else getattr(response, "error", None) or response
             raise self._error(f"an answer that is no chat completion: {said!r}") from None
         if text is None and reason == "length":  # a model with separate reasoning was truncated before its text
             text = ""
-        if text is None and (reason == CONTENT_FILTER or refusal):
-            kind = CONTENT_FILTER if reason == CONTENT_FILTER else REFUSAL
-            raise self._error(f"no text (finish_reason {reason!r}, refusal {refusal!r})", kind)
         if not isinstance(text, str) or not isinstance(reason, str):
-            raise self._error(f"no text (finish_reason {reason!r})")
-        usage = ChatUsage(getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None))
-        return ChatReply(text, reason, usage, str(getattr(response, "model", None) or ""))
+            kind = CONTENT_FILTER if reason == CONTENT_FILTER else REFUSAL if refusal else None
+            raise self._error(f"no text (finish_reason {reason!r}, refusal {refusal!r})", kind)
+        return ChatReply(text, reason, getattr(response.usage, "completion_tokens", None))
 
     def served_models(self) -> list[str]:
         """The names of the models that the server lists. Raises `ChatError` without an answer."""
-        return [str(getattr(model, "id", model)) for model in self._await(self._client.models.list, {}).data]
+        with self._one_line():
+            return [str(getattr(model, "id", model)) for model in self._client.models.list().data]
 
     def close(self) -> None:
-        """Close the connections and cancel pending calls."""
-        if not self._loop.is_running():
-            return
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Close the connections. A call that is in flight fails at its next attempt."""
+        self._client.close()
 
-    async def _end(self) -> None:
-        calls = asyncio.all_tasks() - {asyncio.current_task()}
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        await self._client.close()
-
-    def _await(self, call: Callable[..., Awaitable[Any]], asked: dict[str, Any]) -> Any:  # noqa: ANN401
-        """The server's response, awaited from any thread."""
-        future = asyncio.run_coroutine_threadsafe(self._ask(call, asked), self._loop)
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """Turn the client's exceptions into one line each."""
+        openai = self._openai
         try:
-            return future.result()
-        except BaseException:  # Ctrl-C ends the call too
-            future.cancel()
-            raise
-
-    async def _ask(self, call: Callable[..., Awaitable[Any]], asked: dict[str, Any]) -> Any:  # noqa: ANN401
-        async with self._in_flight:
-            try:
-                async with asyncio.timeout(self.longest_s):
-                    return await call(**asked)
-            except TimeoutError:
-                raise self._error(f"no answer within {self.longest_s:g} s, retries included") from None
-            except self._errors.APITimeoutError:
-                raise self._error(f"silent for {self._client.timeout:g} s in each attempt") from None
-            except self._errors.APIConnectionError as error:
-                reason = error.__cause__ or error
-                raise self._error(f"no connection ({reason}): is the server up and the base URL right?") from None
-            except self._errors.APIStatusError as error:
-                said = f"status {error.status_code}: {_said(error)}{HINTS.get(error.status_code, '')}"
-                raise self._error(said, _kind(error)) from None
-            except (self._errors.APIError, json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise self._error(f"an answer that is no chat completion: {error}") from None
+            yield
+        except openai.APIStatusError as error:
+            said = f"status {error.status_code}: {_error_text(error)}{HINTS.get(error.status_code, '')}"
+            raise self._error(said, _kind(error)) from None
+        except openai.APIConnectionError as error:  # a timeout is one
+            said = f"no answer ({error.__cause__ or error}): is the server up and the base URL right?"
+            raise self._error(said) from None
+        except (openai.APIError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise self._error(f"an answer that is no chat completion: {error}") from None
 
     def _error(self, reason: str, refused: str | None = None) -> ChatError:
         """The error for a reason; `refused` is the kind of a final refusal."""
         reason = " ".join(reason.split())
         if self._key:
             reason = reason.replace(self._key, "***")
-        reason = without_keys(reason)
-        message = f"{self.model} at {self.base_url}: {reason[:LONGEST_REASON]}"
+        message = f"{self.model} at {self.base_url}: {without_keys(reason)[:LONGEST_REASON]}"
         return ChatRefusal(message, refused) if refused else ChatError(message)
 
 
@@ -245,12 +198,6 @@ def _own_headers(openai: Any, url: str, key: str) -> dict[str, Any]:  # noqa: AN
     lines = ["OpenAI-Organization:", "OpenAI-Project:", *os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
     names = [line.partition(":")[0].strip() for line in lines if ":" in line]
     return {**{name: openai.Omit() for name in names}, "Authorization": f"Bearer {key or 'none'}"}
-
-
-@cache
-def _say_once(line: str) -> None:
-    if line:
-        logger.warning(line)
 
 
 def _openai() -> Any:  # noqa: ANN401 - the library
@@ -265,13 +212,13 @@ def _kind(error: Any) -> str | None:  # noqa: ANN401 - openai.APIStatusError
     """The kind of a final refusal; None if a retry or another call may succeed."""
     if error.status_code not in REFUSING:
         return None
-    said = f"{error.code} {error.type} {_said(error)}"
+    said = f"{error.code} {error.type} {_error_text(error)}"
     if FILTERED.search(said):
         return CONTENT_FILTER
     return CONTEXT_LENGTH if TOO_LONG.search(said) else None
 
 
-def _said(error: Any) -> str:  # noqa: ANN401 - openai.APIStatusError
+def _error_text(error: Any) -> str:  # noqa: ANN401 - openai.APIStatusError
     message = error.body.get("message") if isinstance(error.body, dict) else error.body
     return str(message) if message else str(error.message)
 
@@ -285,26 +232,3 @@ def key_for(url: str, variable: str) -> str:
         raise UserError(f"{OPENAI_HOST} needs a key: put it into the environment variable {variable}")
     require(bool(key), f"the environment variable {variable}, which is to hold the key of {url}, is empty or not set")
     return key
-
-
-def about_key(url: str, key: str) -> str:
-    """What to know of the way to a server; empty if there is nothing."""
-    parts = urlsplit(url)
-    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        what = "texts and the key" if key else "texts"
-        return f"{url} is asked by http: {what} can be read on the way; https or a tunnel to this machine hides them"
-    if not key and os.environ.get(KEY_VARIABLE) and not is_openai(url):
-        return f"{KEY_VARIABLE} is for {OPENAI_HOST} alone and is not sent to {url}: name a variable for its own key"
-    return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent to the host stays on this machine.
-
-    >>> is_loopback("127.1.2.3"), is_loopback("::1"), is_loopback("localhost"), is_loopback("127.0.0.1.evil.org")
-    (True, True, True, False)
-    """
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

@@ -1,40 +1,36 @@
 """Scores given completions with a task's reward, without a model or torch.
 
-Rows are JSON objects with `completion` and the fields of the example that the reward reads. Each input row has one
-output row, in order. A row that cannot be scored has `reward: null` and the reason under `error`. All input is kept:
-values under the names of the verdict move to `given`, and a line that is no object moves to `line`.
+Rows are JSON objects with `completion` and the fields of the example that the reward reads, and its `prompt` where the
+reward reads that. A reward that sees a group is called with all rows of a prompt. Each input row has one output row, in
+order: the input's with the verdict `reward`, `solved` and `parts`. A row that cannot be scored has `reward: null` and
+the reason under `error`; a line that is no object moves to `line`.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from minrl.dataflow import Example, Job, Prompt, Reward, UserError, require
+from minrl.dataflow import Example, Job, Reward, UserError, require
 from minrl.rewards.chat_client import no_answer
+from minrl.rewards.groups import run_grouped
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import Task
+from minrl.tasks.checked import is_prompt
 from minrl.utils.files import atomic_write
+from minrl.utils.text import digest_of, end_of
+
+if TYPE_CHECKING:
+    from minrl.rewards.judge import Judge  # which is imported only if there is a judge
 
 Row = dict[str, Any]
 
 CHUNK = 1024
 """Rows scored together."""
 
-GIVEN = "given"
-"""Where a scored row keeps the values that it had under the names of the verdict."""
-
-VERDICT = ("reward", "solved", "parts", "error", GIVEN)
-"""What scoring adds to a row."""
-
-
-@runtime_checkable
-class Judge(Protocol):
-    """`minrl.rewards.judge.Judge`, which is imported only if there is a judge."""
-
-    def reward(self, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Reward:
-        """The reward with the judge's part."""
+VERDICT = ("reward", "solved", "parts", "error")
+"""What scoring adds to a row, in place of what it has under these names."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +45,17 @@ class Counts:
     unjudged: int = 0
     reason: str = field(default="", compare=False)
 
-    def and_one(self, verdict: Mapping[str, Any]) -> "Counts":
-        """The counts with one more row."""
-        unjudged = no_answer(verdict.get("error", ""))
-        solved, failed = bool(verdict.get("solved")), verdict["reward"] is None
-        reason = self.reason or (f"row {self.rows + 1}: {verdict['error']}" if failed else "")
-        return Counts(self.rows + 1, self.solved + solved, self.failed + failed, self.unjudged + unjudged, reason)
+    @classmethod
+    def of(cls, verdicts: Sequence[Mapping[str, Any]]) -> "Counts":
+        """The counts of the rows with these verdicts."""
+        errors = {row: verdict["error"] for row, verdict in enumerate(verdicts, 1) if verdict["reward"] is None}
+        solved, unjudged = sum(bool(one.get("solved")) for one in verdicts), sum(map(no_answer, errors.values()))
+        reason = next((f"row {row}: {error}" for row, error in errors.items()), "")
+        return cls(len(verdicts), solved, len(errors), unjudged, reason)
 
 
-def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None) -> Counts:
-    """Write a scored row for each row of `source`; the output is whole or not there.
-
-    A judge is shown the row's `prompt` too, unless the judge's own prompt omits it.
-    """
+def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: "Judge | None" = None) -> Counts:
+    """Write a scored row for each row of `source`; the output is whole or not there."""
     if task.reward is None:
         raise UserError(
             "this task is played over several turns and no single completion of it can be scored: "
@@ -69,12 +63,12 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: 
         )
     if output.resolve() == source.resolve():
         raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
-    lines, counts = read_lines(source, "completions"), Counts()
+    lines, verdicts = read_lines(source, "completions"), []
     with atomic_write(output) as file:
         for _, row, verdict in score_lines(task, lines, workers, judge):
-            file.write(_written(row, verdict) + "\n")
-            counts = counts.and_one(verdict)
-    return counts
+            verdicts.append(verdict)
+            file.write(json.dumps({**_without_verdict(row), **verdict}) + "\n")
+    return Counts.of(verdicts)
 
 
 def read_lines(source: Path, what: str) -> list[str]:
@@ -92,83 +86,68 @@ def score_lines(
     task: Task,
     lines: Sequence[str],
     workers: Workers,
-    judge: Judge | None = None,
+    judge: "Judge | None" = None,
     completed: Callable[[Row], Row] = lambda row: row,
 ) -> Iterator[tuple[str, Row, Row]]:
-    """Each line, the row on it, and the verdict on what `completed` makes of the row, in order."""
-    for start in range(0, len(lines), CHUNK):
-        chunk = lines[start : start + CHUNK]
-        rows = list(map(_parsed, chunk))
-        asked = [(_with_text(completed(row)), problem) for row, problem in rows]
-        for line, (row, _), verdict in zip(chunk, rows, _verdicts(task, asked, workers, judge), strict=True):
-            yield line, row, verdict
+    """Each line, the row on it, and the verdict on what `completed` makes of the row, in order. The reward and the
+    judge are given the row's `prompt` too.
+    """
+    size = len(lines) if task.group else CHUNK  # rows of a prompt may stand anywhere
+    for start in range(0, len(lines), size):
+        chunk = lines[start : start + size]
+        rows = [_checked(line, completed) for line in chunk]
+        jobs = [_job(task, asked, number) for number, (_, asked, problem) in enumerate(rows, start) if not problem]
+        rewards = run_grouped([(_group_of(job.arguments[1]), job) for job in jobs], workers)
+        results = iter(rewards if judge is None else _with_judge(judge, jobs, rewards, workers))
+        for line, (row, _, problem) in zip(chunk, rows, strict=True):
+            yield line, row, {"reward": None, "error": problem} if problem else _verdict(next(results))
 
 
-def _verdicts(task: Task, rows: Sequence[tuple[Row, str]], workers: Workers, judge: Judge | None) -> Iterator[Row]:
-    """The verdict on each row, of which some cannot be scored for the reason beside them."""
-    kinds = [type(row.get("completion")) for row, _ in rows]
-    problems = [
-        problem or ("" if kind is str else f"`completion` must be a string, got {kind.__name__}")
-        for kind, (_, problem) in zip(kinds, rows, strict=True)
-    ]
-    jobs = [_job(task, row, number) for number, (row, _) in enumerate(rows) if not problems[number]]
-    rewards = workers.run(jobs)
-    results = iter(rewards if judge is None else _judged(judge, jobs, rewards, workers))
-    for problem in problems:
-        yield {"reward": None, "error": problem} if problem else _verdict(next(results))
-
-
-def _with_text(row: Row) -> Row:
-    """The row with its completion as a text where it is a list of one message of the assistant, as TRL has it."""
-    said = row.get("completion")
-    if isinstance(said, list) and len(said) == 1 and isinstance(said[0], dict):
-        more = {name for name, value in said[0].items() if value} - {"role", "content"}  # which would be dropped
-        if said[0].get("role") == "assistant" and isinstance(said[0].get("content"), str) and not more:
-            return {**row, "completion": said[0]["content"]}
-    return row
-
-
-def _parsed(line: str) -> tuple[Row, str]:
-    """The row on a line, and why it cannot be scored, or nothing."""
+def _checked(line: str, completed: Callable[[Row], Row]) -> tuple[Row, Row, str]:
+    """The row on a line, what `completed` makes of it, and why that cannot be scored; empty if it can."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for an integer with more digits than Python reads
-        return {"line": line}, f"not JSON: {error}"
-    if isinstance(row, dict):
-        return row, ""
-    return {"line": line}, "a row must be a JSON object with `completion` and the example's fields"
+        return {"line": line}, {}, f"not JSON: {error}"
+    if not isinstance(row, dict):
+        return {"line": line}, {}, "a row must be a JSON object with `completion` and the example's fields"
+    asked = completed(row)
+    kind = type(asked.get("completion"))
+    return row, asked, "" if kind is str else f"`completion` must be a string, got {kind.__name__}"
 
 
-def _job(task: Task, row: dict[str, Any], number: int) -> Job:
-    example = Example(str(row.get("id", number)), "", row)
-    return task.reward_job(row["completion"], example)
+def _job(task: Task, row: Row, number: int) -> Job:
+    """The reward's job for a row, which may have no prompt."""
+    prompt = row["prompt"] if is_prompt(row.get("prompt")) else ""
+    return task.reward_job(row["completion"], Example(str(row.get("id", number)), prompt, row))
 
 
-def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
+def _group_of(example: Example) -> str:
+    """What rows of one group have in common: their prompt; without one, their fields."""
+    own = {name: value for name, value in example.fields.items() if name not in ("id", "completion")}
+    return digest_of([example.prompt or own])
+
+
+def _with_judge(judge: "Judge", jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
     """The rewards with the judge's part; failures are unchanged."""
-    scored = [index for index, reward in enumerate(rewards) if isinstance(reward, Reward)]
-    asked = []
-    for index in scored:
-        completion, example = jobs[index].arguments
-        known = {name: value for name, value in example.fields.items() if name not in VERDICT}
-        shown = replace(example, fields=known)  # a verdict is no reference
-        asked.append(Job(judge.reward, (rewards[index], known.get("prompt"), completion, shown), waits=True))
-    for index, reward in zip(scored, workers.run(asked), strict=True):
-        rewards[index] = reward
-    return rewards
+    asked = {}
+    for number, (job, reward) in enumerate(zip(jobs, rewards, strict=True)):
+        if isinstance(reward, Reward):
+            completion, example = job.arguments
+            example = replace(example, fields=_without_verdict(example.fields))  # a verdict is no reference
+            asked[number] = Job(judge.reward, (reward, example.prompt, completion, example), waits=True)
+    judged = dict(zip(asked, workers.run([*asked.values()]), strict=True))
+    return [judged.get(number, reward) for number, reward in enumerate(rewards)]
 
 
-def _verdict(result: Reward | Failure) -> dict[str, Any]:
+def _without_verdict(fields: Mapping[str, Any]) -> Row:
+    return {name: value for name, value in fields.items() if name not in VERDICT}
+
+
+def _verdict(result: Reward | Failure) -> Row:
     if isinstance(result, Failure):
-        reason = result.reason.strip().splitlines()[-1]
+        reason = end_of(result.reason)
         if reason.startswith("KeyError: "):
             reason = f"the row lacks {reason.removeprefix('KeyError: ')}, which the reward reads"
         return {"reward": None, "error": reason}
     return {"reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
-
-
-def _written(fields: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
-    """The row with its verdict; the row's own values under the verdict's names move to `given`."""
-    given = {name: value for name, value in fields.items() if name in VERDICT}
-    others = {name: value for name, value in fields.items() if name not in VERDICT}
-    return json.dumps({**others, **verdict, **({GIVEN: given} if given else {})})

@@ -4,12 +4,14 @@ An engine, a server or the record of an earlier play answers what is `pending`.
 """
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from random import Random
 from typing import Any
 
-from minrl.dataflow import Example, Job, Mistake, Reward, Turn
-from minrl.rewards.workers import Failure
+from minrl.dataflow import Example, Job, Mistake, Prompt, Reward, Turn
+from minrl.rewards.groups import run_grouped
+from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import Task
 from minrl.tasks.checked import mistaken
 
@@ -17,19 +19,22 @@ from minrl.tasks.checked import mistaken
 class Play:
     """A task's generator while it is played. `pending` is None once there are `rewards` or a `failure`.
 
-    `roles` are those that have taken a turn, each with whether it is frozen.
+    `roles` are those that have taken a turn, each with whether it is frozen. Plays of one `group` are of one prompt.
     """
 
-    def __init__(self, task: Task, example: Example, rng: Random) -> None:
+    def __init__(self, task: Task, example: Example, rng: Random, group: Hashable = None) -> None:
+        self.group = self if group is None else group
         self.generator = task.play(example, rng)
         self._named = task.name, example
         self.pending: Turn | Job | None = None
+        self.future: Future | None = None  # of the pending job, if it was submitted
         self.rewards: Mapping[str, Reward] = {}
         self.failure: str | None = None
         self.roles: dict[str, bool] = {}
 
     def advance(self, value: Any) -> None:  # noqa: ANN401 - a completion's text or a job's result
         """Send the value into the episode (None: begin) and see what it waits for next."""
+        self.future = None
         if isinstance(value, Failure):
             return self.fail(value.reason)
         if isinstance(self.pending, Turn):
@@ -58,19 +63,18 @@ class Play:
         """What is wrong with the rewards: a role of the policy that took a turn has none, or a role that took no turn
         has one. None if they are right.
         """
-        reasons = [self.unscorable(role) for role, frozen in self.roles.items() if not frozen]
-        reasons += [
-            self._mistaken(f"the episode returned a reward for {role!r}, which took no turn: {_names(self.roles)} did")
-            for role in self.rewards
-            if role not in self.roles
-        ]
-        return self.failure or next(filter(None, reasons), None)
+        policys = [role for role, frozen in self.roles.items() if not frozen]
+        return self.failure or next(filter(None, map(self.unscorable, [*policys, *self.rewards])), None)
 
     def unscorable(self, role: str) -> str | None:
-        """Why a role that took a turn has no reward; None if it has one."""
-        if self.failure is not None or role in self.rewards:
+        """Why a role has no reward, or has one and took no turn; None if it has one and took a turn."""
+        if self.failure is not None or role in self.rewards.keys() & self.roles.keys():
             return self.failure
-        what = f"the episode returned no reward for {role!r}, which took a turn: it paid {_names(self.rewards)}"
+        if role in self.rewards:
+            return self._mistaken(
+                f"the episode returned a reward for {role!r}, which took no turn: {_names(self.roles)} did"
+            )
+        what = f"the episode returned no reward for {role!r}, which took a turn: it rewarded {_names(self.rewards)}"
         return self._mistaken(what)
 
     def _end(self, rewards: Mapping[str, Reward]) -> None:
@@ -82,6 +86,35 @@ class Play:
 
     def _mistaken(self, what: str) -> str:
         return str(mistaken(*self._named, what))
+
+
+def run_jobs(plays: Sequence[Play], workers: Workers) -> bool:
+    """Run the jobs that plays wait for; returns whether there were any. A reward that sees a group waits until no play
+    of the group waits for anything else.
+    """
+    waiting = [(play, play.pending) for play in plays if play.pending is not None]
+    early = {play.group for play, pending in waiting if not (isinstance(pending, Job) and pending.group)}
+    ready = [
+        (play, pending)
+        for play, pending in waiting
+        if isinstance(pending, Job) and not (pending.group and play.group in early)
+    ]
+    if ready:
+        results = run_grouped([(play.group, play.future or job) for play, job in ready], workers)
+        for (play, _), result in zip(ready, results, strict=True):
+            play.advance(result)
+    return bool(ready)
+
+
+def first_message(task: Task, example: Example) -> Prompt:
+    """What a policy that plays the example is shown first; the example's prompt if that depends on a job or on others'
+    turns.
+    """
+    play = Play(task.members[example.task], example, Random(0))
+    play.advance(None)
+    turn = play.pending
+    play.fail("not played")
+    return turn.message if isinstance(turn, Turn) and not turn.frozen else example.prompt
 
 
 def _names(roles: Iterable[str]) -> str:

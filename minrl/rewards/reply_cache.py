@@ -1,12 +1,11 @@
-"""A cache of paid replies: a table of sqlite3, which threads and processes may share.
+"""A cache of a judge's replies: a table of sqlite3, which threads and processes may share.
 
-The first reply for a key is final, even if two processes ask at the same time. A reply is used only once it is in the
-file, so a resumed run gets the replies it got before.
+The first reply for a key is final, even if two ask at the same time. A reply is used only once it is in the file, so a
+resumed run gets the replies it got before.
 """
 
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from threading import Lock
 
@@ -20,7 +19,7 @@ class ReplyCache:
     """Replies by key. With an empty path they are kept in memory only."""
 
     def __init__(self, path: str) -> None:
-        self._lock, self._asked = Lock(), dict[str, Future[str]]()
+        self._lock = Lock()
         try:
             if path:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -31,42 +30,24 @@ class ReplyCache:
             raise UserError(f"cannot open the cache of replies {path}: {error}; name another file") from error
 
     def reply(self, key: str, ask: Callable[[], str], keep: Callable[[str], bool] = lambda reply: True) -> str:
-        """The cached reply, else the result of `ask`, which threads with the same key share. It is cached if `keep`
-        says so. Its errors are raised.
-        """
-        with self._lock:
-            known = self._known(key)
-            if known is not None:
-                return known
-            asked = self._asked.get(key)
-            if asked is None:
-                mine = self._asked[key] = Future()
-        if asked is not None:
-            return asked.result()
-        try:
-            reply = ask()
-            mine.set_result(self._kept(key, reply) if keep(reply) else reply)
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        finally:
-            with self._lock:
-                del self._asked[key]
-        return mine.result()
+        """The cached reply, else the result of `ask`, which is cached if `keep` says so. Its errors are raised."""
+        known = self._known(key)
+        if known is not None:
+            return known
+        reply = ask()
+        if not keep(reply):
+            return reply
+        self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", key, reply.encode(errors="surrogatepass"))
+        return self._known(key) or reply  # an empty reply is empty in the file too
 
     def close(self) -> None:
         """Close the file."""
         self._table.close()
 
     def _known(self, key: str) -> str | None:
-        found = self._table.execute("SELECT reply FROM replies WHERE key = ?", [key]).fetchone()
-        return found[0].decode(errors="surrogatepass") if found else None
+        found = self._execute("SELECT reply FROM replies WHERE key = ?", key)
+        return found[0][0].decode(errors="surrogatepass") if found else None
 
-    def _kept(self, key: str, reply: str) -> str:
-        """Write the reply, unless another process wrote one first; returns the final reply."""
+    def _execute(self, statement: str, *values: str | bytes) -> list[tuple[bytes]]:
         with self._lock:
-            given = [key, reply.encode(errors="surrogatepass")]
-            self._table.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", given)
-            known = self._known(key)
-        assert known is not None
-        return known
+            return self._table.execute(statement, values).fetchall()

@@ -1,6 +1,6 @@
 """A reward worker: a new process (`python -m minrl.rewards.worker`), never a fork of one in which torch has threads.
 
-It imports little, because each worker pays for its start. The other side of the pipe is `minrl.rewards.worker_process`.
+It imports little, because each worker waits for it. The other side of the pipe is `minrl.rewards.worker_process`.
 """
 
 import pickle
@@ -25,10 +25,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Lost(Failure):
-    """The job's worker missed its deadline or died. `blamed`: the job did it, since it spent the processor time."""
+    """The job's worker missed its deadline or died. `by_completion`: the job did it, which spent the processor time."""
 
     end: Reason
-    blamed: bool = False
+    by_completion: bool = False
 
 
 def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
@@ -42,22 +42,19 @@ def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
 
 
 def serve(connection: Connection) -> None:
-    """Run jobs until the other side closes. It is told when each begins, with the processor time so far, and when it
-    ended with its result: it may look late, and the deadline is the same. The clock is one of all processes.
-    """
+    """Run jobs until the other side closes. It is sent the processor time before each job, and then the result."""
     while True:
         try:
             payload = connection.recv_bytes()
         except EOFError:
             return
         job = _loaded(payload)
-        connection.send((time.monotonic(), time.process_time()))
+        connection.send(time.process_time())
         result = call(job)
-        ended = time.monotonic()
         try:
-            answer = pickle.dumps((ended, result))
+            answer = pickle.dumps(result)
         except Exception:  # the result cannot be pickled
-            answer = pickle.dumps((ended, Failure(traceback.format_exc())))
+            answer = pickle.dumps(Failure(traceback.format_exc()))
         connection.send_bytes(answer)
 
 

@@ -1,36 +1,30 @@
 """A pool of reward workers: processes, each of which runs one job at a time under a deadline.
 
-A worker loads what a job needs before the job's deadline counts. One that misses its deadline or dies is replaced, and
-the other jobs continue.
+A thread drives each process. A worker loads what a job needs before the job's deadline counts. One that misses its
+deadline or dies is replaced, and the other jobs continue.
 
-`begin` starts a job while its caller does something else, such as sampling further completions; `run` waits.
-
-A `Grader` whose worker was lost runs once more, in a new worker; all such runs together take one deadline more at
-most. If that is lost too, and a further one is well, it was the completion's doing: the result is what the grader
-pays then. A job that computed for half of its deadline has no second run, because no other process can have spent its
-processor time. One that no time was left for fails, as jobs that are no graders do.
+A `Grader` whose worker was lost runs once more, in a new worker. If that is lost too, it was the completion's doing:
+the grader names the result. A job that computed for half of its deadline has no second run, because no
+other process can have spent its processor time. Second runs begin within one deadline of the first of them; a grader
+for which that is too late fails, as jobs that are no graders do.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from threading import BoundedSemaphore, Condition, Thread
 from typing import Any
 
-from loguru import logger
-
 from minrl.dataflow import Job
-from minrl.rewards.begun import Begun
-from minrl.rewards.printed import PRINTED
 from minrl.rewards.worker import Failure, Lost, call
-from minrl.rewards.worker_process import READY, Worker
+from minrl.rewards.worker_process import Worker
 from minrl.tasks.grader import Grader
 from minrl.utils.console import activity
 from minrl.utils.processor import cpu_cores
 
-LONGEST_WAIT_S = 3600.0
-"""Longest single wait: the system refuses one of a month."""
+SLOTS = BoundedSemaphore(256)
+"""Concurrent jobs that wait for a server."""
 
 NO_SECOND_RUN = "it missed its deadline, and no time was left for a second run"
 """The reason of a job that failed for its time alone."""
@@ -41,208 +35,167 @@ class Workers:
 
     def __init__(self, count: int, deadline_s: float) -> None:
         self.count, self.deadline_s = count or cpu_cores(), deadline_s
-        self._beside = self.count
-        self._idle: list[Worker] = []
-        self._busy: dict[Connection, Worker] = {}
-        self._queue: deque[Begun] = deque()
-        self._begun: dict[Begun, None] = {}  # in the order in which they were begun
-        self._ended: SimpleQueue[Begun] = SimpleQueue()
-        self._seconds, self._said = 0.0, False
+        self._changed = Condition()  # holds what follows
+        self._queue = deque[tuple[Job, Future]]()
+        self._running: dict[Future, Worker | None] = {}
+        self._threads: list[Thread] = []
+        self._free, self._waiting, self._closed = self.count, 0, False
+        self._until: float | None = None  # when second runs may begin
+        self._seconds = 0.0
 
-    def beside(self, taken: int, cores: int) -> int:
-        """From now on jobs are begun beside an engine that computes on `taken` of the process's `cores`, and nobody
-        asks for what was begun before. Only the cores that it leaves are used, since torch's threads wait for one
-        another at every product: one that shares its core holds all of them up. One that takes none leaves all workers.
-        Returns how many there are.
+    def limit(self, free: int) -> None:
+        """While nobody waits for results, only so many workers compute: the cores that an engine leaves, since torch's
+        threads wait for one another at every product, and one that shares its core holds all of them up.
         """
-        self._beside = min(self.count, max(0, cores - taken)) if taken else self.count
-        self._take([])
-        return self._beside
+        with self._changed:
+            self._free = min(self.count, free)
+            self._changed.notify_all()
 
-    def begin(self, job: Job, whose: Any = None) -> None:  # noqa: ANN401 - what `poll` gives back
-        """Start a job. A cheap one runs here, one that waits for a server in a thread, all others in the workers beside
-        the engine, or in `run` if there are none.
-        """
-        begun = Begun(job, whose, self._ended.put)
-        self._begun[begun] = None
+    def submit(self, job: Job) -> Future:
+        """Start a job: a cheap one here, one that waits for a server in a thread, all others in the workers."""
+        future: Future = Future()
         if job.cheap:
             started = time.perf_counter()
-            begun.end(call(job))
+            future.set_result(call(job))
             self._seconds += time.perf_counter() - started
+        elif job.waits:  # the interpreter's exit does not wait for such a thread
+            Thread(target=self._wait, args=(job, future), daemon=True).start()
         else:
-            self._start(begun)
-            self._hand_out(self._beside)
+            with self._changed:
+                assert not self._closed
+                self._queue.append((job, future))
+                if len(self._threads) < min(self.count, len(self._queue) + len(self._running)):
+                    self._threads.append(Thread(target=self._drive, daemon=True))
+                    self._threads[-1].start()
+                self._changed.notify()
+        return future
 
-    def poll(self) -> list[tuple[Any, Any]]:
-        """Whose begun jobs have ended, with the results; waits for nothing. `run` gives those whose worker was lost."""
-        if self._busy or (self._queue and self._beside):
-            self._collect(0.0)
-            self._hand_out(self._beside)
-        ended = []
-        while not self._ended.empty():
-            begun = self._ended.get()
-            if not isinstance(begun.result, Lost):
-                del self._begun[begun]
-                ended.append((begun.whose, begun.result))
-        return ended
+    def run(self, jobs: Sequence[Job | Future]) -> list[Any]:
+        """The result or `Failure` of each job, in order. Some may have been submitted before."""
+        return self.results([job if isinstance(job, Future) else self.submit(job) for job in jobs])
 
-    def run(self, jobs: Sequence[Job]) -> list[Any]:
-        """The result or `Failure` of each job, in order: of those that were begun, and of others. Cheap jobs run here,
-        jobs that wait for a server in threads, all others in the workers. What else was begun is given up.
-        """
-        started = time.perf_counter()
-        with activity("rewards", len(jobs)) as report:
-            results = self._run(jobs, report)
+    def results(self, futures: Sequence[Future]) -> list[Any]:
+        """The result or `Failure` of each job, in order. All workers compute until they are there."""
+        started, found = time.perf_counter(), list[Any]()
+        self._wait_with(1)
+        try:
+            with activity("rewards", len(futures)) as report:
+                for future in futures:
+                    found.append(future.result())
+                    report(len(found))
+        finally:
+            self._wait_with(-1)
         self._seconds += time.perf_counter() - started
-        return results
+        return found
+
+    def give_up(self, futures: Iterable[Future]) -> None:
+        """End the jobs, whose results nobody wants."""
+        with self._changed:
+            for future in futures:
+                future.cancel()
+                if worker := self._running.get(future):
+                    worker.interrupt()
 
     def take_seconds(self) -> float:
-        """Seconds spent in `run`, and in cheap jobs that were begun, since the last call."""
+        """Seconds spent in `results`, and in cheap jobs, since the last call."""
         taken, self._seconds = self._seconds, 0.0
         return taken
 
-    def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
-        asked = self._take(jobs)
-        for one in asked:
-            if one.job.cheap and not one.there:
-                one.end(call(one.job))
-        self._work(len(asked), report)
-        return self._second(jobs, [one.wait() for one in asked])
+    def close(self) -> None:
+        """End all workers, and give up what has not ended."""
+        with self._changed:
+            self._closed = True
+            self.give_up([*self._running, *(future for _, future in self._queue)])
+            self._changed.notify_all()
+        patience = time.monotonic() + 1.0  # for all: what they started outside their sessions may hold the pipes
+        for thread in self._threads:
+            thread.join(max(0.0, patience - time.monotonic()))
 
-    def _take(self, jobs: Sequence[Job]) -> list[Begun]:
-        """Each job on its way, those that were begun and new ones. Nothing else is from now on."""
-        before, self._begun, self._ended = self._begun, {}, SimpleQueue()
-        found: dict[int, deque[Begun]] = {}
-        for one in before:
-            found.setdefault(id(one.job), deque()).append(one)
-        asked = [found[id(job)].popleft() if found.get(id(job)) else Begun(job) for job in jobs]
-        self._keep({*asked})
-        for one in before.keys() - {*asked}:
-            one.given_up = True
-        for one in asked:
-            if one not in before:
-                self._start(one)
-        return asked
+    def _wait_with(self, more: int) -> None:
+        with self._changed:
+            self._waiting += more
+            self._until = None
+            self._changed.notify_all()
 
-    def _start(self, begun: Begun) -> None:
-        """Bring a job on its way, unless it is a cheap one."""
-        if begun.job.waits:
-            begun.begin_thread()
-        elif not begun.job.cheap:
-            self._queue.append(begun)
+    def _wait(self, job: Job, future: Future) -> None:
+        with SLOTS:
+            if not future.cancelled():
+                self._end(future, call(job))
 
-    def _keep(self, wanted: Collection[Begun]) -> None:
-        """Give up all other jobs."""
-        self._queue = deque(one for one in self._queue if one in wanted)
-        for connection, worker in list(self._busy.items()):
-            if worker.begun not in wanted:
-                worker.kill()
-                del self._busy[connection]
+    def _end(self, future: Future, result: Any) -> None:  # noqa: ANN401 - whatever the job returned
+        with self._changed:
+            if not future.cancelled():
+                future.set_result(result)
 
-    def _work(self, count: int, report: Callable[[int], None]) -> None:
-        """Run all jobs of the queue in the workers, the last of `count` jobs."""
-        while self._queue or self._busy:
-            self._hand_out(self.count)
-            if self._collect() or not self._busy:
-                report(count - len(self._queue) - len(self._busy))
+    def _drive(self) -> None:
+        """A worker's thread, which lives as long as its processes: they end with the thread that started them."""
+        worker: Worker | None = None
+        while (item := self._next()) is not None:
+            job, future = item
+            try:
+                worker = worker if worker is not None and worker.usable else Worker()
+                result = self._run(worker, job, future)
+                if isinstance(result, Lost):
+                    worker = None
+                    result, worker = self._once_more(result, job, future)
+                self._end(future, result)
+            except Exception as error:  # no process can be started, no result read: raised where it is asked for
+                if worker is not None:
+                    worker.kill()
+                with self._changed:
+                    if not future.cancelled():
+                        future.set_exception(error)
+            finally:
+                with self._changed:
+                    del self._running[future]
+                    self._changed.notify_all()
+        if worker is not None:
+            worker.kill()
 
-    def _hand_out(self, most: int) -> None:
-        """Send jobs of the queue until so many workers are busy."""
-        while self._queue and len(self._busy) < most:
-            worker, begun = self._next_worker(), self._queue[0]
-            failed = worker.start(begun, self._deadline_s(begun.job))
-            self._queue.popleft()  # not before: what raises above must not lose it
-            if failed is None:
-                self._busy[worker.connection] = worker
-            else:
-                self._idle.append(worker)
-                begun.end(failed)
+    def _next(self) -> tuple[Job, Future] | None:
+        """The next job of the queue, once it may run; None after `close`."""
+        with self._changed:
+            while not self._closed:
+                if self._queue and len(self._running) < (self.count if self._waiting else self._free):
+                    job, future = self._queue.popleft()
+                    self._running[future] = None
+                    return job, future
+                self._changed.wait()
+        return None
+
+    def _run(self, worker: Worker, job: Job, future: Future) -> Any:  # noqa: ANN401 - whatever the job returned
+        with self._changed:
+            if future.cancelled():
+                return None
+            self._running[future] = worker
+        return worker.run(job, self._deadline_s(job))
+
+    def _once_more(self, lost: Lost, job: Job, future: Future) -> tuple[Any, Worker | None]:
+        """The result of a job whose worker was lost: of a second run in a new one, or what the grader names. With the
+        new worker if it is there.
+        """
+        grader: object = job.function
+        if not isinstance(grader, Grader):
+            return Failure(lost.reason), None
+        if not lost.by_completion:
+            if self._is_late(self._deadline_s(job)):
+                return Failure(NO_SECOND_RUN), None
+            worker = Worker()
+            result = self._run(worker, job, future)
+            if not isinstance(result, Lost):
+                return result, worker
+            lost = result
+        return grader.otherwise(lost.end), None
+
+    def _is_late(self, deadline_s: float) -> bool:
+        """Whether it is too late for a second run, which somebody waits for."""
+        with self._changed:
+            if self._waiting and self._until is None:
+                self._until = time.monotonic() + deadline_s
+            return self._until is not None and time.monotonic() > self._until
 
     def _deadline_s(self, job: Job) -> float:
-        """The deadline of a job: a grader that ends itself has the time for it."""
+        """The deadline of a job, for each completion of a group: a grader that ends itself has the time for it."""
         grader: object = job.function
-        return max(self.deadline_s, grader.seconds) if isinstance(grader, Grader) else self.deadline_s
-
-    def _second(self, jobs: Sequence[Job], results: list[Any]) -> list[Any]:
-        """The results, with those of second runs, or what is paid, in place of those whose worker was lost."""
-        lost = [number for number, result in enumerate(results) if isinstance(result, Lost)]
-        graders = [number for number in lost if isinstance(jobs[number].function, Grader)]
-        again = [number for number in graders if not results[number].blamed]
-        found = dict(enumerate(results)) | dict(zip(again, self._again([jobs[n] for n in again]), strict=True))
-        broken = [number for number in graders if isinstance(found[number], Lost)]
-        well = not broken or not isinstance(self._again([Job(int)])[0], Failure)  # whether the machine is
-        for number in lost:
-            result, grader = found[number], jobs[number].function
-            if number in broken and well:
-                found[number] = grader.otherwise(result.end)  # type: ignore[attr-defined]
-                if not self._said:
-                    logger.warning(f"a completion broke its grader, and is paid the task's worst: {result.reason}")
-                self._said = True
-            elif isinstance(result, Lost):
-                found[number] = Failure(result.reason)
-        return list(found.values())
-
-    def _again(self, jobs: Sequence[Job]) -> list[Any]:
-        """The results of jobs in new workers, together, for no longer than one deadline: those that were to start at
-        once have all of theirs, and what has not ended then fails.
-        """
-        started, longest_s = time.monotonic(), max(map(self._deadline_s, jobs), default=0.0)
-        idle, self._idle = self._idle, []
-        asked = [Begun(job) for job in jobs]
-        self._queue.extend(asked)
-        while self._queue or self._busy:
-            left_s = started + longest_s - time.monotonic()
-            if left_s <= 0 and all(one.there for one in asked[: self.count]):
-                break
-            self._hand_out(self.count)
-            self._collect(left_s if left_s > 0 else LONGEST_WAIT_S)
-        self._keep([])
-        self._idle += idle
-        for one in asked:
-            if not one.there:
-                one.end(Failure(NO_SECOND_RUN))
-        return [one.wait() for one in asked]
-
-    def _next_worker(self) -> Worker:
-        """An idle worker that is still alive, or a new one."""
-        while self._idle:
-            worker = self._idle.pop()
-            if worker.process.poll() is None:
-                return worker
-            worker.kill()
-        return Worker()
-
-    def close(self) -> None:
-        """End all workers, and give up what was begun."""
-        workers = [*self._idle, *self._busy.values()]
-        self._take([])
-        for worker in self._idle:
-            worker.kill()
-        patience = time.monotonic() + 1.0  # for all: what they started outside their sessions may hold the pipes
-        for worker in workers:
-            worker.reader.join(timeout=max(0.0, patience - time.monotonic()))
-        self._idle = []
-        PRINTED.close()
-
-    def _collect(self, longest_s: float = LONGEST_WAIT_S) -> bool:
-        """Take the results of workers that answered, died or missed their deadline. Waits for one, no longer than
-        `longest_s`; returns whether there was one.
-        """
-        if not self._busy:
-            return False
-        before, patience = len(self._busy), min(worker.deadline for worker in self._busy.values()) - time.monotonic()
-        ready = set(wait(list(self._busy), timeout=min(max(0.0, patience), longest_s)))
-        for connection, worker in list(self._busy.items()):
-            result: Any = READY
-            if connection in ready:
-                result = worker.receive()
-                if result is READY and connection.poll():  # nobody may look again for a while
-                    result = worker.receive()
-            elif time.monotonic() >= worker.deadline:
-                result = worker.late()
-            if result is not READY:
-                del self._busy[connection]
-                if not connection.closed:  # it was not killed
-                    self._idle.append(worker)
-                worker.begun.end(result)
-        return len(self._busy) < before
+        one = max(self.deadline_s, grader.seconds) if isinstance(grader, Grader) else self.deadline_s
+        return one * len(job.arguments[0]) if job.group else one

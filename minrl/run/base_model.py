@@ -10,7 +10,7 @@ Its chat template renders user and assistant turns only: system messages explain
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from loguru import logger
 
 from minrl.batch import pack
 from minrl.config import TrainerConfig
-from minrl.dataflow import Example, Prompt, Rollout, require
+from minrl.dataflow import Prompt, Rollout, UserError, require
 from minrl.models.chat import CHAT_TEMPLATE, ChatTokenizer, as_rollout, text_of
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
@@ -44,9 +43,6 @@ SEED, BATCH_SIZE, LEARNING_RATE = 0, 80, 2e-3
 
 VERSION = 1
 """Increased when the recipe changes, so that a cached model of the old recipe is not used."""
-
-DEMONSTRATIONS_READ = 64
-"""Demonstrations that are searched for words that the vocabulary lacks."""
 
 DIGESTED = 64
 """Demonstrations that represent all in the hash of what a model is made from."""
@@ -78,8 +74,6 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes) ->
     shown = [digest_of(tasks[key]) for key in keys]
     own = [run.options[option_keys(one)[0]] for one in weights_of(config.task)]
     folder = base_model_path(config, name, own, words, config.checkpoints_dir, *shown)
-    if not folder.exists():
-        require_words(words, keys, tasks, config)
     if not folder.exists() and processes.main:
         with activity("making the base model", config.base_steps) as report:
             make_base_model(folder, config, trained, words, processes, report)
@@ -98,24 +92,6 @@ def base_model_path(
     made_from = [VERSION, name, repr(made), recipe, list(words), CHAT_TEMPLATE, *shown]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     return Path(checkpoints_dir) / f"base-{name.replace('/', '-')}-{digest[:12]}"
-
-
-def require_words(
-    words: Sequence[str], trained: Iterable[str], tasks: Mapping[str, Task], config: TrainerConfig
-) -> None:
-    """Before a base model is made, refuse what it could not read with these words: the tasks' prompts, and the
-    demonstrations of the tasks that it is trained on, from which it would learn to say `<unk>`.
-    """
-    reader = ChatTokenizer(tokenizer=word_tokenizer(words), chat_template_options=config.template_options)
-    for other, task in tasks.items():
-        check_task_words(reader, other, task)
-    for name in trained:
-        rng, read = random.Random(0), []
-        for _ in range(DEMONSTRATIONS_READ):
-            example, turns = _demonstrated(tasks[name], rng)
-            said = " ".join(f"{shown_text(prompt)} {text}" for prompt, text in turns)
-            read.append((as_rollout(reader, example.id, turns, reader.tokenizer.eos_token_id).ids, said))
-        check_words(reader, f"the demonstrations of {name}", read)
 
 
 def digest_of(task: Task) -> str:
@@ -178,18 +154,12 @@ def warm_start(policy: Policy, task: Task, config: TrainerConfig, progress: Prog
 
 def _demonstration(policy: Policy, task: Task, rng: random.Random, end: int) -> Rollout:
     """One demonstration of a training example as a rollout whose completion tokens are scored."""
-    example, turns = _demonstrated(task, rng)
-    return as_rollout(policy, example.id, turns, end)
-
-
-def _demonstrated(task: Task, rng: random.Random) -> tuple[Example, Sequence[tuple[Prompt, str]]]:
-    """A training example, and the prompt and response of each turn of its demonstration."""
     members = list(task.members.values())
     task = rng.choice(members) if len(members) > 1 else task
     example = rng.choice(task.dataset.train)
     assert task.demonstrations is not None
     shown = task.demonstrations(example, rng)
-    return example, [(example.prompt, shown)] if isinstance(shown, str) else shown
+    return as_rollout(policy, example.id, [(example.prompt, shown)] if isinstance(shown, str) else shown, end)
 
 
 # Words that a tokenizer of whole words lacks: it reads all of them as the same token, which a model learns to say
@@ -198,44 +168,32 @@ LARGEST_SHARE = 0.01
 """Largest allowed share of tokens that stand for unknown words."""
 
 PROMPTS_READ = 64
-"""Prompts of each split that are read. They are in random order."""
+"""Prompts that are read. They are in random order."""
 
 
-def check_task_words(tokenizer: ChatTokenizer, name: str, task: Task) -> None:
+def require_known_prompts(tokenizer: ChatTokenizer, name: str, task: Task) -> None:
     """Refuse a task whose prompts have too many unknown words. Those of an episode of the task's own are known only
     when it is played.
     """
-    for split, said in (("train", "training"), ("held_out", "held-out")) if task.episode is None else ():
-        prompts = [example.prompt for example in getattr(task.dataset, split)[:PROMPTS_READ]]
-        check_words(tokenizer, f"the {said} prompts of {name}", prompts_read(tokenizer, prompts))
+    for split in (task.dataset.train, task.dataset.held_out) if task.episode is None else ():
+        require_known_words(tokenizer, f"the prompts of {name}", [one.prompt for one in split[:PROMPTS_READ]])
 
 
-def prompts_read(tokenizer: ChatTokenizer, prompts: Iterable[Prompt]) -> list[tuple[Sequence[int], str]]:
-    """The prompts as the policy is shown them: their tokens, and the text whose words can be named."""
-    return [(tokenizer.encode_prompt(prompt), shown_text(prompt)) for prompt in prompts]
-
-
-def shown_text(prompt: Prompt) -> str:
-    """What a prompt asks: a chat's last message, because some templates leave out the others."""
-    return prompt if isinstance(prompt, str) else text_of(prompt[-1])
-
-
-def check_words(tokenizer: ChatTokenizer, what: str, read: Sequence[tuple[Sequence[int], str]]) -> None:
-    """Report the share of tokens that stand for unknown words. Raises `UserError` above `LARGEST_SHARE`."""
-    of_model = tokenizer.tokenizer
-    unknown = of_model.unk_token_id
-    if unknown in (None, of_model.eos_token_id, of_model.bos_token_id, of_model.pad_token_id):
+def require_known_words(tokenizer: ChatTokenizer, what: str, prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts of which too many tokens stand for unknown words."""
+    reader, prompts = tokenizer.tokenizer, prompts[:PROMPTS_READ]
+    unknown = reader.unk_token_id
+    if unknown in (None, reader.eos_token_id, reader.bos_token_id, reader.pad_token_id):
         return  # a tokenizer of bytes, which lacks no word
-    share = sum(list(ids).count(unknown) for ids, _ in read) / max(1, sum(len(ids) for ids, _ in read))
-    if share == 0:
+    ids = [token for prompt in prompts for token in tokenizer.encode_prompt(prompt)]
+    share = ids.count(unknown) / max(1, len(ids))
+    if share <= LARGEST_SHARE:
         return
-    words = dict.fromkeys(word for _, said in read for word in said.split())
-    lacking = (word for word in words if unknown in of_model(word, add_special_tokens=False)["input_ids"])
-    named = ", ".join(map(repr, islice(lacking, 3)))
-    found = f"{share:.2%} of the tokens of {what} stand for words that the model's tokenizer lacks ({named})"
-    require(
-        share <= LARGEST_SHARE,
-        f"{found}; at most {LARGEST_SHARE:.0%} may: choose a model that knows these words with --model-id, or leave "
-        "out what has them (a task of your own names its words in `vocabulary`)",
+    shown = (one if isinstance(one, str) else text_of(one[-1]) for one in prompts)  # some templates show the last alone
+    words = dict.fromkeys(word for text in shown for word in text.split())
+    lacking = (word for word in words if unknown in reader(word, add_special_tokens=False)["input_ids"])
+    raise UserError(
+        f"{share:.2%} of the tokens of {what} stand for words that the model's tokenizer lacks "
+        f"({', '.join(map(repr, islice(lacking, 3)))}); at most {LARGEST_SHARE:.0%} may: choose a model that knows "
+        "these words with --model-id, or leave out what has them (a task of your own names its words in `vocabulary`)"
     )
-    logger.warning(f"{found}: the model reads them all as {of_model.unk_token}")

@@ -7,8 +7,6 @@ the trainer's state. It is written under a temporary name, flushed to disk and r
 
 import hashlib
 import json
-import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -21,41 +19,30 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minrl.dataflow import TrainState, UserError, require
+from minrl.config import TrainerConfig
+from minrl.dataflow import TrainState, require
 from minrl.models.loading import save_model
 from minrl.models.lora import ADAPTER, SUBFOLDER, MergedWeights
 from minrl.models.sharding import full_tensor, gathered, master_weights, named_weights, part_of, sharded, state_of
 from minrl.policy import Policy
+from minrl.run.folder import RUN, STATE, by_step, relative, step_name, step_of
 from minrl.run.stopping import best_of, scores_of
-from minrl.utils.files import atomic_folder, read_json, read_record, write_json
+from minrl.utils.files import atomic_folder, write_text
 
-STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
 HASHES = "sha256"
 """The entry of trainer.json with a hash of the tensors of each safetensors file."""
-BEST = "best"
-"""The file beside the checkpoints that names the best of them."""
-
-
-def step_name(step: int) -> str:
-    """The name of a step's checkpoint."""
-    return f"step_{step:06d}"
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint was saved after, from its name."""
-    return int(checkpoint.name.removeprefix("step_"))
 
 
 def save_checkpoint(
     folder: Path,
+    run: Path,
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     state: TrainState,
-    keep: int,
-    keep_best: bool = True,
+    config: TrainerConfig,
 ) -> Path:
-    """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all) and the best. All processes call
+    """Write `folder/step_000123` of the run in the folder `run`, and thin out the ones before it. All processes call
     it; the main one gathers what is sharded and writes, while the others go on.
     """
     final = folder / step_name(state.step)
@@ -65,13 +52,23 @@ def save_checkpoint(
         return final
     with atomic_folder(final) as temporary:
         save_policy(policy, temporary, tensors)
-        save_optimizer(moments, temporary / MOMENTS)
-        save_state(state, temporary)
-    best = name_best(folder, state) if keep_best else None  # before the one that it names now is removed
-    for path in by_step(folder)[:-keep] if keep else ():
-        if path != best:
-            _remove(path)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in moments.items()}, temporary / MOMENTS)
+        save_state(state, temporary, run)
+    thin_out(folder, config)
     return final
+
+
+def thin_out(folder: Path, config: TrainerConfig) -> None:
+    """Remove all checkpoints but the newest `keep_checkpoints` (0: keep all) and the best. One that its score alone
+    keeps loses its moments, and with `save_moments` last so do all but the two newest.
+    """
+    saved, best = by_step(folder), best_in(folder) if config.keep_best else None
+    kept = saved[-config.keep_checkpoints :]
+    for path in saved:
+        if path not in kept and path != best:
+            _remove(path)
+        elif path not in kept or (config.save_moments == "last" and path not in saved[-2:]):
+            _remove_moments(path)
 
 
 def _remove(checkpoint: Path) -> None:
@@ -81,60 +78,40 @@ def _remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint.rename(temporary))
 
 
-def by_step(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the oldest first."""
-    names = os.listdir(folder) if folder.is_dir() else []  # a glob would hide a folder that cannot be read
-    found = [folder / name for name in names if re.fullmatch(r"step_\d+", name)]
-    return sorted((path for path in found if path.is_dir()), key=step_of)
+def _remove_moments(checkpoint: Path) -> None:
+    """Remove the optimizer's state, in trainer.json first: a kill leaves a whole checkpoint without it."""
+    if (checkpoint / MOMENTS).exists() and is_whole(checkpoint):
+        values = read_state(checkpoint)
+        values[HASHES].pop(MOMENTS, None)
+        _write_state(checkpoint, values)
+        (checkpoint / MOMENTS).unlink()
 
 
-def last_saved(folder: Path) -> Path | None:
-    """The newest checkpoint, whose files are not looked at."""
-    return next(reversed(by_step(folder)), None)
+def has_moments(checkpoint: Path) -> bool:
+    """Whether a run can be resumed from a whole checkpoint: it has the optimizer's state."""
+    return MOMENTS in read_state(checkpoint)[HASHES]
 
 
-def newest_complete(folder: Path) -> Path | None:
-    """The newest checkpoint that is not damaged. Those that are passed over are reported if there is one."""
-    problems: dict[Path, str] = {}
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole. Those that are passed over are reported."""
     for path in reversed(by_step(folder)):
-        problem = damage(path)
-        if problem is None:
-            for skipped, why in problems.items():
-                logger.warning(f"checkpoint {skipped} is damaged ({why}); going back to the one before it")
+        if is_whole(path):
             return path
-        problems[path] = problem
+        logger.warning(f"checkpoint {path} is damaged; going back to the one before it")
     return None
 
 
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at a path: itself, or the newest whole one in a folder of checkpoints."""
-    if (path / STATE).exists():
-        problem = damage(path)
-        require(problem is None, f"checkpoint {path} is damaged ({problem}): name the one before it")
-        return path
-    found = newest_complete(path)
-    if found is None:
-        raise UserError(f"{path} holds no complete checkpoint: name a folder step_* or one that contains them")
-    return found
-
-
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, such as a file that was cut short; None if nothing is. Tensors are not read. An
-    existing file that cannot be read just now raises `OSError`: else a run would go on from the one before it.
+def is_whole(checkpoint: Path) -> bool:
+    """Whether trainer.json can be read and the files of tensors can be opened; no tensor is read. An existing file that
+    cannot be read just now raises `OSError`: else a run would go on from the checkpoint before it.
     """
     try:
-        names = read_state(checkpoint)[HASHES]
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
-        return f"no readable {STATE}"
-    for name in names:
-        try:
+        for name in read_state(checkpoint)[HASHES]:
             with safe_open(checkpoint / name, "pt"):
                 pass
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except (SafetensorError, ValueError):
-            return f"{name} is not what was written"
-    return None
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, SafetensorError):
+        return False
+    return True
 
 
 def discard_after(folder: Path, step: int) -> None:
@@ -151,46 +128,45 @@ def discard_after(folder: Path, step: int) -> None:
 # The trainer's state
 
 
-def save_state(state: TrainState, folder: Path) -> None:
-    """Write the state into a folder with the other files of a checkpoint, and hashes of their tensors."""
+def save_state(state: TrainState, folder: Path, run: Path) -> None:
+    """Write the state into a folder with the other files of a checkpoint, with hashes of their tensors and the way to
+    the folder of the run.
+    """
     held = {name: value for name, value in asdict(state).items() if value or name != "tasks"}  # none of one task
-    (folder / STATE).write_text(json.dumps({**held, HASHES: hash_files(folder)}, indent=1))
+    _write_state(folder, {**held, RUN: relative(run, folder), HASHES: hash_files(folder)})
+
+
+def _write_state(checkpoint: Path, values: Mapping[str, Any]) -> None:
+    write_text(checkpoint / STATE, json.dumps(values, indent=1))
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """The content of trainer.json."""
-    values = json.loads((checkpoint / STATE).read_text())
-    if not isinstance(values, dict):
-        raise ValueError(f"{checkpoint / STATE} holds no object")
-    return values
+    return json.loads((checkpoint / STATE).read_text())
 
 
 def load_state(checkpoint: Path) -> TrainState:
     """The trainer's state in a checkpoint."""
-    values = read_state(checkpoint)
-    try:
-        del values[HASHES]
-        tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
-        return TrainState(**values, tasks=tasks)
-    except (KeyError, TypeError, AttributeError) as error:  # another name, or another kind of value
-        raise UserError(f"{checkpoint / STATE} is damaged: {error}; name the checkpoint before it") from error
+    others = (HASHES, RUN, "unfinished")  # the last of versions in which a stopped run's evaluation was in its state
+    values = {name: value for name, value in read_state(checkpoint).items() if name not in others}
+    tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
+    return TrainState(**values, tasks=tasks)
 
 
 # The best of a run's checkpoints
 
 
-def name_best(folder: Path, state: TrainState) -> Path | None:
-    """Write down in `folder/best` which checkpoint has the best score of those that are there, and return it."""
+def note_scores(checkpoint: Path, state: TrainState) -> None:
+    """Add the scores of an evaluation that came after the checkpoint was saved."""
+    _write_state(checkpoint, {**read_state(checkpoint), "held_out": state.held_out})
+
+
+def best_in(folder: Path) -> Path | None:
+    """The checkpoint with the best score of those that are there, by the newest one's state; None if none has one."""
+    last = newest(folder)
     there = {step_of(path): path for path in by_step(folder)}
-    best = best_of(score for score in scores_of(state) if score.step in there)
-    if best is None:
-        (folder / BEST).unlink(missing_ok=True)
-        return None
-    record = {"checkpoint": step_name(best.step), "step": best.step, "pass@1": best.pass_at_1}
-    record |= {"ci95": [best.low, best.high], "reward": best.reward}
-    if read_json(folder / BEST) != record:
-        write_json(folder / BEST, record)
-    return there[best.step]
+    best = last and best_of(score for score in scores_of(load_state(last)) if score.step in there)
+    return there[best.step] if best else None
 
 
 def is_best(folder: Path, state: TrainState) -> bool:
@@ -198,12 +174,6 @@ def is_best(folder: Path, state: TrainState) -> bool:
     there = {state.step, *map(step_of, by_step(folder))}
     best = best_of(score for score in scores_of(state) if score.step in there)
     return best is not None and best.step == state.step > 0
-
-
-def best_in(folder: Path) -> Path | None:
-    """The checkpoint that `folder/best` names; None if there is none."""
-    name = read_record(folder / BEST).get("checkpoint")
-    return next((path for path in by_step(folder) if path.name == name), None)
 
 
 # The optimizer
@@ -220,14 +190,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, policy: Policy) -> dict[
     return tensors
 
 
-def save_optimizer(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write what `optimizer_tensors` gave, gathered."""
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
-
-
 @torch.no_grad()
 def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what `save_optimizer` wrote. bitsandbytes counts steps in an int, torch in a float32."""
+    """Restore what `save_checkpoint` wrote of it. bitsandbytes counts steps in an int, torch in a float32."""
     weights = named_weights(policy.model)
     with safe_open(checkpoint / MOMENTS, "pt") as file:
         for key in file.keys():  # noqa: SIM118 - no dictionary

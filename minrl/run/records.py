@@ -25,14 +25,14 @@ from minrl.evaluate.statistics import Evaluation
 from minrl.models.distributed import place
 from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import discard_after
-from minrl.run.folder import AT_BEST, CONFIG, OWNER, SUMMARY, RunFolder
-from minrl.run.run import Run
+from minrl.run.folder import AT_BEST, CHECKPOINTS, CONFIG, SUMMARY, RunFolder, relative
+from minrl.run.run import Run, by_name
 from minrl.tasks import is_of_the_program
 from minrl.tasks.programs import files_outside
-from minrl.utils.cli import near, plain_options, plain_value, to_dict, tool, typed
+from minrl.utils.cli import near, plain_options, plain_value, to_dict, typed
 from minrl.utils.files import write_json
 from minrl.utils.settings import flag_of, settings_of
-from minrl.utils.task_names import option_keys, task_key
+from minrl.utils.task_names import task_key
 from minrl.utils.text import without_keys
 
 PACKAGE = Path(minrl.__file__ or "").parent
@@ -46,22 +46,20 @@ PACKAGES = (
 
 
 def begin(run: Run, steps: int, task: Mapping[str, Any]) -> int | None:
-    """Record whose folders these are, and discard what lies beyond the checkpoint from which the run resumes. Returns
-    the step after which its files are cut: -1 cuts all, None nothing.
+    """Write config.json, and discard what lies beyond the checkpoint from which the run resumes. Returns the step after
+    which its files are cut: -1 cuts all, None nothing.
     """
     write_config(run, task)
-    write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
     if not run.stored:
         return None
     if RunFolder(run.folder).summary.get("steps", steps) != steps:
         (run.folder / SUMMARY).unlink()  # of an earlier end
     discard_after(run.checkpoints, run.step)
-    optimizer = run.config
-    if run.checkpoint and run.extended and optimizer.schedule != "constant":
-        rate = learning_rate(optimizer, run.step + 1, steps)
+    config = run.config
+    if run.checkpoint and run.extended and config.schedule != "constant":
         logger.warning(
-            f"the {optimizer.schedule} schedule of the learning rate now ends at step {steps}: step {run.step + 1} "
-            f"has {rate:.3g} (peak {optimizer.learning_rate:g})"
+            f"the {config.schedule} schedule of the learning rate now ends at step {steps}: step {run.step + 1} has "
+            f"{learning_rate(config, run.step + 1, steps):.3g} (peak {config.learning_rate:g})"
         )
     return run.step if run.checkpoint else -1
 
@@ -73,13 +71,13 @@ def write_config(run: Run, task: Mapping[str, Any] | None = None) -> None:
         "minrl_run": run.name,
         **now,
         **run.stored,
-        "id": run.identity,
-        "program": run.program.command,
+        "program": run.settings.program,
+        CHECKPOINTS: relative(run.checkpoints, run.folder),
         "not_default": differing(run),
         "config": to_dict(run.settings, run.options),
         "by_size": list(run.by_size),
         "in_program": list(filter(is_of_the_program, run.config.task_weights)),
-        "models": run.models,
+        "models": {role: _moved(model, run) for role, model in run.models.items()},
         **(task or {}),
     }
     if run.stored:
@@ -89,6 +87,11 @@ def write_config(run: Run, task: Mapping[str, Any] | None = None) -> None:
         if changed:
             logger.warning(f"changed since the run began, so its numbers may be others: {'; '.join(changed)}")
     write_json(run.folder / CONFIG, record)
+
+
+def _moved(model: Mapping[str, str], run: Run) -> dict[str, str]:
+    """A model of the run with its paths as config.json holds them; a hub's model has a name."""
+    return {key: relative(value, run.folder) if os.path.isabs(value) else value for key, value in model.items()}
 
 
 def with_resume(
@@ -117,25 +120,17 @@ def differing(run: Run) -> dict[str, Any]:
     """The settings that are neither at their defaults nor by the model's size, by name; a task's option as
     `task.option`. Those of files and of the screen are left out.
     """
-    usual = {name: one.default for name, one in settings_of(type(run.settings)).items()}
-    values = to_dict(run.settings, {})
-    found = {name: value for name, value in values.items() if value != plain_value(usual.get(name))}
-    found = {name: value for name, value in found.items() if name not in (*run.by_size, *HOUSEKEEPING, "tasks")}
+    usual = {name: plain_value(one.default) for name, one in settings_of(type(run.settings)).items()}
     for key, own in run.options.items():
-        start = plain_options(type(own)())
-        found |= {f"{key}.{name}": value for name, value in plain_options(own).items() if value != start[name]}
-    return found
+        usual |= {f"{key}.{name}": value for name, value in plain_options(type(own)()).items()}
+    values = by_name(run.settings, run.options)
+    chosen = values.keys() - {*run.by_size, *HOUSEKEEPING}
+    return {name: value for name, value in values.items() if name in chosen and value != usual[name]}
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """Every setting by its flag's name, those of this run that are not the default first; options of the trained and
-    evaluated tasks as `task.option`.
-    """
-    values = to_dict(run.settings, run.options)
-    tasks, names = values.pop("tasks"), {key for name in run.config.task_names for key in option_keys(name)}
-    names.add(run.config.algorithm.rpartition(":")[2])  # a row of a file may have options too
-    values |= {f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}
-    chosen = differing(run)
+    """Every setting by its name, those of this run that are not the default first; a task's option is `task.option`."""
+    values, chosen = by_name(run.settings, run.options), differing(run)
     return {name: values[name] for name in sorted(values, key=lambda name: name not in chosen)}
 
 
@@ -161,7 +156,6 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
         "place": place(os.environ),
         "machine": {
             "platform": platform.platform(),
-            "processor": _processor(),
             "threads": torch.get_num_threads(),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
@@ -186,7 +180,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def in_common(run: Run) -> dict[str, Any]:
     """What all processes of the run must have in common: the run, its settings, code and packages."""
-    flags = {flag_of(name): value for name, value in to_dict(run.settings, run.options).items()}
+    flags = {flag_of(name): value for name, value in by_name(run.settings, run.options).items()}
     facts = code()
     return {"the run": run.name, **flags, "MinRL's code": facts["sources"][:12], **facts["packages"]}
 
@@ -227,13 +221,6 @@ def _git_commit() -> str | None:
         return None
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
-
-
 # The end
 
 
@@ -271,20 +258,14 @@ def write_summary(
 
 def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "") -> Iterator[str]:
     """What can be done with a finished run, a line for each: its purpose, a colon, the command. The best model is
-    evaluated and served.
+    served.
     """
     folder, model = near(run.folder), near(last)  # the last may be the start model
     if last.parent == run.checkpoints:
         model = folder if best in (None, last) else f"{folder}{AT_BEST}"
-    folder = shlex.quote(folder)
-    yield f"curves: {shlex.quote(tool('tensorboard'))} --logdir {shlex.quote(near(run.folder.parent))}"
-    yield f"report: {typed('report')} {folder}"
-    if RunFolder(run.folder).rollouts:
-        yield f"rollouts: {typed('rollouts')} {folder}"
-    if run.config.task and not run.in_program:  # the command line does not know a task of a program
-        yield f"evaluate: {typed('evaluate')} {shlex.join(['--checkpoint', model, '--task', run.config.task])}"
+    yield f"report: {typed('report')} {shlex.quote(folder)}"
     yield f"chat: {typed('serve')} {shlex.quote(model)} --chat"
-    name, value = next((name, value) for name in run.program.extends if (value := getattr(run.settings, name)))
+    name, value = next((name, value) for name in run.settings.extends if (value := getattr(run.settings, name)))
     further = f"{flag_of(ended_by)} 0" if ended_by else f"--{name} {2 * value:.12g}"
     further = further if not run.in_program else f"{name}={2 * value:.12g}"
     yield f"continue: {run.resume_command}{', with' if run.in_program else ''} {further}"

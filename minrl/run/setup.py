@@ -1,39 +1,37 @@
 """Builds everything a run needs: tasks, policy, engine, workers, optimizer, state."""
 
-import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 
 import torch
 from loguru import logger
-from torch import Tensor, nn
 
 from minrl.algorithms import require_lengths
 from minrl.config import ENDS, TrainerConfig
-from minrl.dataflow import CausalModel, TrainState, UserError, require
+from minrl.dataflow import TrainState, UserError, require
 from minrl.engines import Engine, make_engine, takes_vllm
 from minrl.engines.torch_engine import EngineWithOpponent
 from minrl.evaluate.statistics import Evaluation, together
 from minrl.evaluation import evaluate
 from minrl.models.chat_templates import set_chat_template
 from minrl.models.check import verify
+from minrl.models.compiled import compile_layers
 from minrl.models.distributed import Processes
 from minrl.models.loading import load_model
-from minrl.models.lora import Adapters, adapted_layers, base_of, merge_adapters, require_peft
-from minrl.models.sharding import fill, shard
+from minrl.models.lora import CONFIG, Adapters, adapted_layers, base_of, merge_adapters, name_as_base, require_peft
+from minrl.models.sharding import sharded_policy
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
-from minrl.run.base_model import check_task_words, embedded_model, require_demonstrations
-from minrl.run.checkpoint import last_saved, load_state, restore_optimizer, weights_sha256
-from minrl.run.folder import resolve_model
-from minrl.run.preflight import leave_out_unusable, require_room
+from minrl.run.base_model import embedded_model, require_demonstrations, require_known_prompts
+from minrl.run.checkpoint import load_state, newest, restore_optimizer, weights_sha256
+from minrl.run.folder import RunFolder, resolve_model
+from minrl.run.preflight import leave_out_unusable
 from minrl.run.records import in_common
 from minrl.run.run import Run, owned
 from minrl.run.sizes import what_is_trained
@@ -108,8 +106,6 @@ def assemble(run: Run) -> Iterator[Parts]:
         for line in filter(None, [str(processes), trained]):
             logger.info(line)
         optimizer = make_optimizer(policy, config)
-        longest = max([task.max_tokens or config.max_tokens for task in tasks.values()], default=config.max_tokens)
-        require_room(policy, config.with_settings(max_tokens=longest), run.checkpoints)
         if run.checkpoint is not None:
             restore_optimizer(run.checkpoint, policy, optimizer)
 
@@ -118,7 +114,7 @@ def assemble(run: Run) -> Iterator[Parts]:
         count = processes.split(given) if given else processes.cores
         workers = held.enter_context(closing(Workers(count, config.reward_deadline_s)))
         for name, task in tasks.items():
-            check_task_words(policy, name, task)
+            require_known_prompts(policy, name, task)
             tasks[name] = leave_out_unusable(policy, engine, name, task)
         weights = config.task_weights
         policy.teacher_reads = teacher_prompt(policy, config, mixture(tasks, weights)) if tasks else None
@@ -149,9 +145,14 @@ def load_tasks(run: Run) -> dict[str, Task]:
     require_evaluation(tasks, config)
     for task in tasks.values():
         task.notes()  # raises if the task cannot run on this machine
-    frozen = any(one.frozen_opponent for one in tasks.values())
-    require(frozen or not config.opponent, no_frozen_role(task_key(config.task)))
+    require_frozen_role(config.opponent, tasks)
     return tasks
+
+
+def require_frozen_role(opponent: str, tasks: Mapping[str, Task]) -> None:
+    """Refuse an opponent that would play nothing."""
+    nobody = f"--opponent has nobody to play: no role of {' or '.join(tasks)} is frozen; leave it out or see the task's"
+    require(not opponent or any(task.frozen_opponent for task in tasks.values()), f"{nobody} own options")
 
 
 def require_evaluation(tasks: Mapping[str, Task], config: TrainerConfig) -> None:
@@ -167,11 +168,6 @@ def require_evaluation(tasks: Mapping[str, Task], config: TrainerConfig) -> None
     for end in ENDS:
         ends = without and getattr(config, end) and {*config.task_weights} & {*without}
         require(not ends, f"{end} looks at the held-out score of {name}, and {some}: leave it out")
-
-
-def no_frozen_role(name: str) -> str:
-    """The message for an --opponent in a task without frozen roles."""
-    return f"--opponent has nobody to play: no role of {name} is frozen; leave it out or see the task's own options"
 
 
 @contextmanager
@@ -198,24 +194,29 @@ def load_policy(path: str, config: TrainerConfig, processes: Processes, own: Pat
     base = base_of(path)
     if base is not None:
         require_peft(f"{path} holds LoRA adapters and")
+        require(
+            base_of(base) is None, f"{path} holds adapters of {base}, which are adapters too: use a merged checkpoint"
+        )
     try:
         with activity(f"loading {Path(path).name}"):
             model, tokenizer = load_model(base or path)
     except UserError as error:
-        raise UserError(f"{path} holds adapters of {base}: {error}" if base else str(error)) from error
+        where = f"{path} holds adapters of {base} (`base_model_name_or_path` in their {CONFIG}): " if base else ""
+        raise UserError(f"{where}{error}") from error
     if base is not None:
         merge_adapters(model, Path(path), base)
-    elif adapted_layers(model):
-        raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
+    require(base is not None or not adapted_layers(model), f"{path} holds LoRA adapters: give the local folder of them")
     policy = as_policy(model, tokenizer, config, processes)
     set_chat_template(policy, policy.model, "" if path == str(own) else config.chat_template, path)
     with activity("verifying the model"):
-        verified = verify(policy.model)
+        verified = verify(policy.model, processes.device.type == "cuda" and processes.dtype == torch.bfloat16)
     if not verified.method.packed:
         logger.warning(
             f"{path} is trained in padded rows, each with its own copy of the prompt, which takes longer: packed "
             f"streams are not right for it ({verified.why_not_packed})"
         )
+    elif config.compile:
+        compile_layers(policy.model)
     if verified.method.decoding == "recomputed":
         logger.warning(
             f"{path} is sampled without a cache by the embedded engine, which takes longer: transformers' own is not "
@@ -245,9 +246,9 @@ def _load(run: Run, start: str, state: TrainState, processes: Processes) -> Poli
     """The policy in this process, whole, with its adapters, its reference and its teacher."""
     config, adapted = run.config, run.config.lora_rank > 0
     require(
-        config.lora_checkpoint == "merged" or not Path(start).is_file(),
-        f"--lora-checkpoint adapter: other programs cannot put adapters on {start}, a GGUF file: leave it out for "
-        "merged checkpoints",
+        config.lora_checkpoint == "merged" or name_as_base(start) is not None,
+        f"--lora-checkpoint adapter: other programs cannot put adapters on {start}, which is a GGUF file or holds "
+        "adapters: leave it out for merged checkpoints",
     )
     policy = load_policy(str(start if adapted else run.checkpoint or start), config, processes, run.checkpoint)
     policy.version, policy.skipped_steps = state.policy_version, state.skipped_steps
@@ -258,16 +259,21 @@ def _load(run: Run, start: str, state: TrainState, processes: Processes) -> Poli
         if run.checkpoint is not None:
             policy.adapters.load(run.checkpoint)
     elif config.kl_coef:
-        reference = load_policy(start, config, processes)
-        note_model(run, START, start, reference)
-        policy.reference = reference.model.requires_grad_(False)
+        policy.reference = frozen_model(run, START, start, config, processes).model
     if config.teacher_id:
-        path = known_model(run, TEACHER) or resolve_model(config.teacher_id, config.runs_dir)
-        teacher = load_policy(path, config, processes)
-        require_same_tokens(policy, teacher, path)
-        note_model(run, TEACHER, path, teacher)
-        policy.teacher = teacher.model.requires_grad_(False)
+        teacher = frozen_model(run, TEACHER, config.teacher_id, config, processes)
+        require_same_tokens(policy, teacher, config.teacher_id)
+        policy.teacher = teacher.model
     return policy
+
+
+def frozen_model(run: Run, role: str, name: str, config: TrainerConfig, processes: Processes) -> Policy:
+    """A model of the run beside its policy: the named one, and in a resumed run that with which it began."""
+    path = known_model(run, role) or resolve_model(name, config.runs_dir)
+    frozen = load_policy(path, config, processes)
+    note_model(run, role, path, frozen)
+    frozen.model.requires_grad_(False)
+    return frozen
 
 
 def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes) -> str:
@@ -289,7 +295,9 @@ def known_model(run: Run, role: str) -> str | None:
 
 
 def note_model(run: Run, role: str, path: str, policy: Policy) -> None:
-    """Record where a model of the run is and the hash of its weights. A resumed run must find the same weights."""
+    """Record where a model of the run is, the hash of its weights, and the run that made it. A resumed run must find
+    the same weights.
+    """
     digest = weights_sha256(policy)
     known = run.models.get(role, {}).get("weights_sha256", digest)
     require(
@@ -297,22 +305,19 @@ def note_model(run: Run, role: str, path: str, policy: Policy) -> None:
         f"the {role} of run {run.folder} in {path} has other weights than when the run began: put the former back "
         f"(sha256 {known[:12]}, now {digest[:12]}), or start a new run",
     )
+    made_by = RunFolder.find(path)
     run.models[role] = {"path": os.path.abspath(path) if Path(path).exists() else path, "weights_sha256": digest}
+    run.models[role] |= {"run": os.path.abspath(made_by.path)} if made_by else {}
 
 
 def _engine(run: Run, tasks: Mapping[str, Task], policy: Policy) -> Engine:
     """The engine that samples, with the frozen opponent if a task has one: the model named, or the start model."""
     config, processes = run.config, policy.processes
     prompts = math.ceil(config.prompts_per_step / processes.count) if tasks else 0
-    opponent = None
+    opponent, name = None, config.opponent
     if any(task.frozen_opponent for task in tasks.values()):
-        if config.opponent:
-            role = OPPONENT
-            path = known_model(run, role) or resolve_model(config.opponent, config.runs_dir)
-        else:
-            role, path = START, start_model(run, tasks, processes)
-        opponent = load_policy(path, config.with_settings(chat_template=""), processes)
-        note_model(run, role, path, opponent)
+        role, name = (OPPONENT, name) if name else (START, start_model(run, tasks, processes))
+        opponent = frozen_model(run, role, name, config.with_settings(chat_template=""), processes)
     engine = make_engine(config, policy, prompts * config.group_size, partial(how_to_go_on, run))
     if opponent is None:
         return engine
@@ -328,46 +333,5 @@ def _engine(run: Run, tasks: Mapping[str, Task], policy: Policy) -> Engine:
 
 def how_to_go_on(run: Run) -> str:
     """The last checkpoint and the command that resumes from it."""
-    last = last_saved(run.checkpoints)
-    return f"last checkpoint {last}; go on with: {run.resume_command}" if last else "no checkpoint was saved yet"
-
-
-# A policy in all processes, sharded, of which only the main process had a whole copy, in its own memory
-
-
-def sharded_policy(load: Callable[[], Policy], processes: Processes, kind: str) -> Policy:
-    """The policy that `load` gives the main process, with its frozen models, sharded. The others get its structure, in
-    which every tensor is on `meta`, and then the tensors one at a time, of which each process keeps its part. Errors
-    are raised everywhere.
-    """
-    loaded: list[Policy] = []
-
-    def structure() -> Policy:
-        loaded.append(load())
-        return without_storage(loaded[0])
-
-    policy = processes.on_main(structure)
-    policy.processes = processes
-    for number, model in enumerate(_models(policy)):
-        shard(model, processes, kind)
-        fill(model, _tensors(_models(loaded[0])[number]) if loaded else None, processes)
-    return policy
-
-
-def _models(policy: Policy) -> list[CausalModel]:
-    """The model that is trained, and the frozen ones beside it."""
-    return [model for model in (policy.model, policy.reference, policy.teacher) if model is not None]
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(chain(model.named_parameters(), model.named_buffers()))
-
-
-def without_storage(policy: Policy) -> Policy:
-    """A copy of a policy whose weights are on `meta`, tied where they were tied, and which knows no processes."""
-    instead: dict[int, object] = {id(policy.processes): None}
-    for tensor in (tensor for model in _models(policy) for tensor in _tensors(model).values()):
-        empty = torch.empty_like(tensor, device="meta").detach()
-        weight = isinstance(tensor, nn.Parameter)
-        instead[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if weight else empty
-    return copy.deepcopy(policy, instead)
+    last = newest(run.checkpoints)
+    return f"last checkpoint {last}; resume with: {run.resume_command}" if last else "no checkpoint was saved yet"

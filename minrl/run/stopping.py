@@ -9,13 +9,14 @@ trainer's state: a resumed run ends where the uninterrupted one does.
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minrl.config import TrainerConfig
 from minrl.dataflow import TrainState
+from minrl.evaluate.statistics import Evaluation, shown
 from minrl.models.distributed import Processes
 from minrl.utils.signals import Stopped, answered, ignore_stop_signals, tell
 
@@ -30,23 +31,19 @@ class Score(NamedTuple):
     reward: float
 
     def __str__(self) -> str:
-        return f"{self.pass_at_1:.1%} ({self.low:.1%} to {self.high:.1%})"
-
-    @property
-    def after(self) -> str:
-        """When it was measured."""
-        return f"at step {self.step}" if self.step else "before the first step"
-
-
-def score_in(metrics: Mapping[str, Any], task: str, step: int) -> Score | None:
-    """The score of a task in the metrics of a step; None if nothing could be scored."""
-    tags = [f"eval/{task}/{name}" for name in ("pass@1", "pass@1_low", "pass@1_high", "reward_mean")]
-    return Score(step, *(metrics[tag] for tag in tags)) if metrics.keys() >= {*tags} else None
+        return shown(self.pass_at_1, (self.low, self.high))
 
 
 def scores_of(state: TrainState) -> list[Score]:
     """The scores of a run, in their order."""
     return [Score(int(step), *others) for step, *others in state.held_out]
+
+
+def score_of(evaluation: Evaluation | None, step: int) -> Score | None:
+    """The score of a step's evaluation; None if nothing could be scored."""
+    if evaluation is None or not evaluation.measured:
+        return None
+    return Score(step, evaluation.pass_at_1, *evaluation.ci95, evaluation.reward_mean)
 
 
 def note_score(state: TrainState, score: Score | None) -> None:
@@ -64,37 +61,15 @@ def best_of(scores: Iterable[Score]) -> Score | None:
     return max(scores, key=lambda score: (score.pass_at_1 >= 1, score.low, score.reward), default=None)
 
 
-def fall(scores: Sequence[Score]) -> str:
-    """A line on the last score if its interval lies wholly below that of the best; else empty."""
-    best = best_of(scores)
-    if best is None or scores[-1].high >= best.low:
-        return ""
-    return f"held-out pass@1 has fallen to {scores[-1]} from {best}, the best, {best.after}"
-
-
 def ended_by(scores: Sequence[Score], config: TrainerConfig) -> str:
-    """The setting, of `minrl.config.ENDS`, by which the run has ended; empty while it goes on."""
-    return _end(scores, config)[0]
-
-
-def why_ended(scores: Sequence[Score], config: TrainerConfig) -> str:
-    """Why the run has ended, in a sentence; empty while it goes on."""
-    return _end(scores, config)[1]
-
-
-def _end(scores: Sequence[Score], config: TrainerConfig) -> tuple[str, str]:
+    """The setting, of `minrl.config.ENDS`, by which the run has ended: a lower bound reached `stop_at`, or `patience`
+    evaluations came after the best one. Empty while it goes on.
+    """
     best = best_of(scores)
-    if best is None:
-        return "", ""
-    reached = next((score for score in scores if 0 < config.stop_at <= score.low), None)
-    if reached is not None:
-        bound = f"its lower bound has reached --stop-at {config.stop_at:g}"
-        return "stop_at", f"held-out pass@1 is {reached} {reached.after}: {bound}"
-    count = sum(score.step > best.step for score in scores)
-    if 0 < config.patience <= count:
-        gained = f"{count} evaluation{'s' * (count > 1)} gained nothing (--patience {config.patience})"
-        return "patience", f"{gained} over held-out pass@1 {best} {best.after}"
-    return "", ""
+    if any(0 < config.stop_at <= score.low for score in scores):
+        return "stop_at"
+    gained_nothing = best is not None and 0 < config.patience <= sum(score.step > best.step for score in scores)
+    return "patience" if gained_nothing else ""
 
 
 ECHO_S = 5.0
@@ -103,16 +78,12 @@ and srun, which tells them too.
 """
 
 
-class _CutShort(Stopped):
-    """The current activity is abandoned; the program goes on."""
-
-
 class StepSignals:
     """The first signal lets the step end, so its checkpoint is whole. A second one stops at once."""
 
     def __init__(self, processes: Processes) -> None:
         self.stopped_by = 0  # a signal that any process had got when they last asked each other; 0: none
-        self._processes, self._came, self._came_at, self._cuts = processes, 0, 0.0, False
+        self._processes, self._came, self._came_at = processes, 0, 0.0
         self._echoes = processes.count > 1 or "SLURM_JOB_ID" in os.environ
         self._answering: AbstractContextManager[None] = nullcontext()
 
@@ -136,17 +107,6 @@ class StepSignals:
         self.stopped_by = max(self._processes.gather([self._came]))
         return self.stopped_by > 0
 
-    @contextmanager
-    def cutting_short(self) -> Iterator[None]:
-        """Abandon what runs inside at the first signal, unless other processes would wait for this one."""
-        self._cuts = self._processes.count == 1
-        try:
-            yield
-        except _CutShort:
-            pass
-        finally:
-            self._cuts = False
-
     def _answer(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._came and not (self._echoes and number == self._came and now - self._came_at < ECHO_S):
@@ -156,5 +116,3 @@ class StepSignals:
         self._came, self._came_at = number, now
         if self._processes.main:
             tell(f"\n{signal.Signals(number).name}: stopping after this step; a second signal stops at once\n")
-        if self._cuts:
-            raise _CutShort(number)

@@ -8,8 +8,9 @@ from minrl.config import ANSWER, TrainerConfig
 from minrl.dataflow import Example, Prompt, Rollout, require
 from minrl.models.chat import text_of
 from minrl.policy import Policy
-from minrl.run.base_model import PROMPTS_READ, check_words, prompts_read
+from minrl.run.base_model import PROMPTS_READ, require_known_words
 from minrl.tasks import Task
+from minrl.tasks.task import reference
 from minrl.utils.task_names import task_key
 
 _PLACEHOLDER = re.compile(r"\{(prompt|answer)\}")
@@ -22,15 +23,11 @@ def require_same_tokens(policy: Policy, teacher: Policy, path: str) -> None:
     own, known = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     other = [token for token in sorted(own, key=own.__getitem__) if known.get(token) != own[token]]
     rows, needed = (one.model.get_input_embeddings().weight.shape[0] for one in (teacher, policy))
-    remedy = "choose as --teacher-id a model of the policy's family, or train one of the teacher's"
     require(
-        not other,
+        not other and rows >= needed,
         f"the teacher {path} has other tokens than the policy, and both read the same ids: {len(other)} of {len(own)} "
-        f"differ, {other[:1]} among them; {remedy}",
-    )
-    require(
-        rows >= needed,
-        f"the teacher {path} has {rows} rows in its embedding, and the policy may sample any of its {needed}: {remedy}",
+        f"differ, {other[:1]} among them, and it has {rows} rows where the policy has {needed}; choose as --teacher-id "
+        "a model of the policy's family, or train one of the teacher's",
     )
 
 
@@ -70,42 +67,27 @@ class TeacherPrompt:
         return [*message[:asked], {**message[asked], "content": content}, *message[asked + 1 :]]
 
     def _filled(self, prompt: str, example: Example) -> str:
-        known = {"prompt": prompt, "answer": _answer(example) if ANSWER in self.text else ""}
+        known = {"prompt": prompt, "answer": reference(example) if ANSWER in self.text else ""}
         return _PLACEHOLDER.sub(lambda match: known[match[1]], self.text)
 
 
 def teacher_prompt(policy: Policy, config: TrainerConfig, task: Task) -> TeacherPrompt | None:
-    """What puts --teacher-prompt in place of the prompt. Raises `UserError` if an example has no answer to show, if
-    words are unknown to the policy's tokenizer, or if no room is left for the longest completion of a task.
-
-    The prompts of an episode of the task's own are known only when it is played.
+    """What puts --teacher-prompt in place of the prompt. Raises `UserError` if an example has no answer to show, or if
+    words are unknown to the policy's tokenizer. The prompts of an episode of the task's own are known only when it is
+    played.
     """
     text = config.teacher_prompt
     if not text:
         return None
     examples, name = task.dataset.train, task_key(config.task)
     reads = TeacherPrompt(policy, text, {example.id: example for example in examples})
-    without = [one.id for one in examples if ANSWER in text and _answer(one) in ("", "{}", "null")]
+    without = [one.id for one in examples if ANSWER in text and reference(one) in ("", "{}", "null")]
     require(
         not without,
         f"teacher_prompt shows {ANSWER}, and {len(without)} of {len(examples)} training examples of {name} have none, "
         f"{without[:1]} among them: leave {ANSWER} out, or give the task's examples a field `answer`",
     )
-    if task.episode is not None:
-        return reads
-    prompts = [reads.shown(example.prompt, example) for example in examples]
-    check_words(policy, "what the teacher reads (--teacher-prompt)", prompts_read(policy, prompts[:PROMPTS_READ]))
-    limit, longest = policy.context_length, task.max_tokens or config.max_tokens
-    long = sum(not policy.fits(prompt, limit - longest + 1) for prompt in prompts)
-    require(
-        not long,
-        f"teacher_prompt leaves no room for the {longest} tokens of a completion of {name} in the {limit} that the "
-        f"model takes, in {long} of {len(prompts)} training examples: shorten it, or lower --max-tokens",
-    )
+    if task.episode is None:
+        prompts = [reads.shown(example.prompt, example) for example in examples[:PROMPTS_READ]]
+        require_known_words(policy, "what the teacher reads (--teacher-prompt)", prompts)
     return reads
-
-
-def _answer(example: Example) -> str:
-    from minrl.rewards.judge import reference  # which imports a client of servers
-
-    return reference(example)

@@ -26,7 +26,6 @@ from minrl.utils.files import private_folder
 
 Status = Literal["ok", "error", "timeout", "memory", "output"]
 LEVELS = {
-    "bubblewrap": "bubblewrap: no network, no processes but its own, no files but the system's programs, read-only",
     "namespaces": "own namespaces: no network, no processes but its own, no files but the system's programs, read-only",
     "limits": "limits alone: killed, limited and cut off from most files, but it sees other processes",
 }
@@ -48,10 +47,6 @@ class SandboxError(RuntimeError):
     """The sandbox itself failed, so nothing is known about the code. A reward that raises it is unscorable."""
 
 
-class SandboxLate(SandboxError):
-    """The walls did not stand in time, as on a machine that is busy."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What one call may use."""
@@ -63,7 +58,7 @@ class Limits:
     memory_mib: int = 1024
     """Address space of each process, and what all of them hold together."""
     file_mib: int = 64
-    """Size of each file; of all files together where they lie in memory (every level but `limits`)."""
+    """Size of each file; of all files together where they lie in memory (level `namespaces`)."""
     processes: int = 64
     """Processes and threads at a time."""
     output_bytes: int = 65536
@@ -150,9 +145,8 @@ class Running:
             raise SandboxError(f"the sandbox's process died ({type(error).__name__} {error})") from error
         finally:
             self.cancel()
-        failed, late = answer.pop("failed"), answer.pop("late")
-        if failed:
-            raise (SandboxLate if late else SandboxError)(f"the sandbox could not run the command: {failed.strip()}")
+        if failed := answer.pop("failed"):
+            raise SandboxError(f"the sandbox could not run the command: {failed.strip()}")
         return Outcome(**answer)
 
     def cancel(self) -> None:
@@ -216,16 +210,6 @@ def level() -> str:
     return working
 
 
-def require_one_level(found: Sequence[str]) -> None:
-    """The processes of a run find their levels themselves: rewards under different walls cannot be compared."""
-    levels = [name for name in LEVELS if name in found]
-    require(
-        len(levels) < 2,
-        f"the processes of the run have different levels of the sandbox, {' and '.join(levels)}: start all of them "
-        f"with {LEVEL_VARIABLE}={(levels or [''])[-1]}, or make the stronger one work on every machine",
-    )
-
-
 def describe() -> str:
     """One line for the user: the walls around untrusted code on this machine."""
     chosen = level()
@@ -237,7 +221,7 @@ def describe() -> str:
     if chosen == "limits" and not walls.landlock_version():
         said.append("it is NOT cut off from files that others may read, since this kernel has no Landlock")
         if os.geteuid() != 0:
-            said.append("as you are not root it may change YOUR files and kill your processes: install bubblewrap")
+            said.append("as you are not root it may change YOUR files and kill your processes")
     return "; ".join(said)
 
 
@@ -255,7 +239,7 @@ def _trial(command: Sequence[str], level_name: str) -> str:
     try:
         outcome = start(Call(command, limits=Limits(wall_s=TRIAL_S, cpu_s=TRIAL_S)), level_name, TRIAL_S).result()
     except SandboxError as error:
-        require(not isinstance(error, SandboxLate), late)
+        require(walls.LATE not in str(error), late)
         return str(error)
     require(outcome.status != "timeout", late)
     return "" if outcome.stdout == b"42\n" else f"a trial run gave {outcome}"
@@ -277,7 +261,7 @@ def _python(chosen: str) -> tuple[str, ...]:
             return command
     raise UserError(
         f"untrusted programs can run neither of {candidates} (the sandbox's level is {chosen!r}): install "
-        "/usr/bin/python3, or bubblewrap"
+        "/usr/bin/python3"
     )
 
 

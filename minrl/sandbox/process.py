@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from minrl.sandbox import walls as walls
-from minrl.sandbox.walls import LIBC, MAX_FILES, MIB, WORK, Call
+from minrl.sandbox.walls import LIBC, MIB, Call
 from minrl.utils.processor import processor_s
 
 TICK_S = 0.05
@@ -107,19 +107,6 @@ def held_by(pid: int) -> int:
         return 2**10 * pages + DESCRIPTOR * walls.MAX_DESCRIPTORS
 
 
-def files_made(pids: list[int]) -> int:
-    """Files and folders in the call's folder as the processes see it, if it is a file system of its own; else 0."""
-    for pid in pids:
-        root = f"/proc/{pid}/root"
-        try:
-            if os.stat(root + WORK).st_dev != os.stat(root).st_dev:
-                system = os.statvfs(root + WORK)
-                return system.f_files - system.f_ffree
-        except OSError:
-            continue  # it has ended, does not stand within the walls yet, or may not be seen
-    return 0
-
-
 class Watch:
     """One call, from the start of its command until nothing of it is left."""
 
@@ -140,7 +127,7 @@ class Watch:
         self.pid = os.fork()
         if self.pid == 0:
             self._become_command([stdin, stdout_write, stderr_write], complaint_write)
-        walls.forget(self.call, [stdin, stdout_write, stderr_write, complaint_write])
+        walls.close_descriptors(self.call, [stdin, stdout_write, stderr_write, complaint_write])
         self.output = {stdout: bytearray(), stderr: bytearray()}
         try:
             self._collect(complaint)
@@ -151,13 +138,12 @@ class Watch:
             self._read(fd, to_its_end=True)
         while self._hear(complaint):
             pass
-        late = b"" if self.status != "timeout" else f"it did not start within {self.call['start_s']:g} s".encode()
+        late = b"" if self.status != "timeout" else f"{walls.LATE} {self.call['start_s']:g} s".encode()
         failed = b"" if self.said == walls.STARTED else self.said or late or bytes(self.output[stderr]) or b"no reason"
         status, code = self._verdict()
         limit = self.call["output_bytes"]
         return {
             "failed": failed.decode(errors="replace"),
-            "late": failed != b"" and failed == late,
             "status": status,
             "exit_code": code,
             "stdout": bytes(self.output[stdout][:limit]),
@@ -225,7 +211,7 @@ class Watch:
         """Count what the processes hold."""
         below = list(descendants(os.getpid()))
         try:
-            too_much = sum(map(held_by, below)) > self.call["memory_mib"] * MIB or files_made(below) > MAX_FILES
+            too_much = sum(map(held_by, below)) > self.call["memory_mib"] * MIB
         except OSError:  # by what the program does: no failure of the sandbox, which would leave it without a verdict
             too_much = True
         return "memory" if too_much else ""
@@ -292,7 +278,7 @@ def main(connection: int) -> None:
     except Exception:  # the caller is told that the sandbox failed, not that the code did
         import traceback
 
-        answer = {"failed": traceback.format_exc(), "late": False}
+        answer = {"failed": traceback.format_exc()}
     try:
         with open(connection, "wb", closefd=False) as stream:
             marshal.dump(answer, stream)

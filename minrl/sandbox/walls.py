@@ -12,7 +12,7 @@ import signal
 import stat
 import struct
 import warnings  # noqa: F401 - os.execvpe imports it, behind walls that hide it
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from minrl.sandbox import seccomp
 
@@ -53,6 +53,7 @@ RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """How many rights each version knows, from the lowest bit on; later ones know no more."""
 NO_TCP, NO_OUTER_SOCKETS_OR_SIGNALS = 3, 3
 STARTED = b"started\n"
+LATE = "the walls did not stand within"
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # <linux/prctl.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x4000000, 0x8000000, 0x10000000  # <linux/sched.h>
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
@@ -90,75 +91,18 @@ def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> No
                 file.write(content)
     first = os.fork()
     if first:
-        forget(call, streams)
+        close_descriptors(call, streams)
         os._exit(shell_status(os.waitpid(first, 0)[1]))
     die_with_parent()
     build_root(call, uid)
     command = os.fork()
     if command == 0:
         enter(call, uid, WORK, processes, streams)
-    forget(call, streams)
+    close_descriptors(call, streams)
     while True:
         pid, status = os.wait()
         if pid == command:
             os._exit(shell_status(status))
-
-
-def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> None:
-    """The same walls by `bwrap`. As root it keeps only the capabilities with which `setpriv` becomes the uid."""
-    arguments = ["bwrap", "--die-with-parent", "--new-session"]
-    arguments += [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts", "cgroup-try")]
-    arguments += [*mounts_of_bubblewrap(call), *files_of_bubblewrap(call)]
-    processes = processes_allowed(call, uid)
-    command = ["prlimit", f"--nproc={processes}:{processes}"]  # inside, where the kernel counts from zero
-    if os.geteuid() == 0:
-        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        ids = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-        command = ["setpriv", *ids, "--inh-caps=-all", "--no-new-privs", *command]
-    else:
-        arguments += ["--unshare-user"]
-    # Without the first line a command that cannot be run would look like one that ran and failed.
-    say = 'command -v -- "$1" >/dev/null || { echo "cannot run $1" >&9; exit 127; }; '
-    say += f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
-    if seccomp.exists():
-        arguments += ["--seccomp", _inherited(seccomp.program())]
-    arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *command, "sh", "-c", say, "sh", *call["command"]]
-    set_limits(call, resource.RLIM_INFINITY)
-    streams = [_high(fd) for fd in streams]
-    os.dup2(streams.pop(), 9)
-    execute({**call, "command": arguments}, WORK, streams)
-
-
-def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
-    """The arguments for the files of the machine that the call may see."""
-    readable = mounted(call["readable"])
-    for path in parents_of([*SYSTEM, *readable, "/dev/null"]):
-        yield from ("--dir", path)  # bwrap's own parents would be closed to the uid
-    for path in SYSTEM:
-        if os.path.islink(path):
-            yield from ("--symlink", os.readlink(path), path)
-        elif os.path.exists(path):
-            yield from ("--ro-bind", path, path)
-    # The first process, bwrap's own, would let a program of its user write to its memory, and no limit of processes
-    # holds for it.
-    yield from ("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
-    for name in DEVICES:
-        yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
-    for name, target in LINKS.items():
-        yield from ("--symlink", target, f"/dev/{name}")
-    for path in readable:
-        yield from ("--ro-bind", path, path)
-
-
-def files_of_bubblewrap(call: Call) -> Iterator[str]:
-    """The arguments for the directory in memory. If we are root it belongs to root, so the uid needs all modes."""
-    yield from ("--perms", "0777", "--size", str(call["file_mib"] * MIB), "--tmpfs", WORK)
-    if not any(path.startswith("/tmp/") for path in call["readable"]):
-        yield from ("--symlink", WORK[1:], "/tmp")
-    for directory in directories_of(call["files"]):
-        yield from ("--perms", "0777", "--dir", f"{WORK}/{directory}")
-    for name, content in call["files"].items():
-        yield from ("--perms", "0666", "--file", _inherited(content), f"{WORK}/{name}")
 
 
 def in_memory(content: bytes) -> int:
@@ -171,15 +115,7 @@ def in_memory(content: bytes) -> int:
     return file
 
 
-def _inherited(content: bytes) -> str:
-    """The number of such a descriptor for the next program."""
-    file = in_memory(content)
-    os.set_inheritable(file, True)
-    return str(file)
-
-
 LAUNCH: dict[str, Callable[[Call, int, str, list[int]], None]] = {
-    "bubblewrap": launch_in_bubblewrap,
     "namespaces": launch_in_namespaces,
     "limits": launch_limited,
 }
@@ -214,9 +150,8 @@ def set_limits(call: Call, processes: int) -> None:
     }
     for name, (soft, hard) in limits.items():
         most = resource.getrlimit(name)[1]
-        if soft != resource.RLIM_INFINITY:
-            infinite = most == resource.RLIM_INFINITY
-            resource.setrlimit(name, (soft, hard) if infinite else (min(soft, most), min(hard, most)))
+        infinite = most == resource.RLIM_INFINITY
+        resource.setrlimit(name, (soft, hard) if infinite else (min(soft, most), min(hard, most)))
 
 
 def drop_privileges(uid: int) -> None:
@@ -255,8 +190,7 @@ def execute(call: Call, home: str, streams: list[int]) -> None:
     """Become the command, with clean signals, streams and environment; its channel is descriptor 3."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and children would inherit that
         signal.signal(number, signal.SIG_DFL)
-    if len(streams) > 3:  # the pipe closes itself as the command starts
-        os.write(streams[3], STARTED)
+    os.write(streams[3], STARTED)  # the pipe closes itself as the command starts
     kept = streams[:3] + ([call["channel"]] if call["channel"] >= 0 else [])
     for target, fd in enumerate([_high(fd) for fd in kept]):
         os.dup2(fd, target)
@@ -264,7 +198,7 @@ def execute(call: Call, home: str, streams: list[int]) -> None:
     os.execvpe(call["command"][0], call["command"], {**clean, **call["environment"]})
 
 
-def forget(call: Call, streams: list[int]) -> None:
+def close_descriptors(call: Call, streams: list[int]) -> None:
     """Close the descriptors that only the command uses."""
     for fd in streams if call["channel"] < 0 else [*streams, call["channel"]]:
         os.close(fd)
@@ -339,12 +273,6 @@ def mounted(paths: list[str]) -> list[str]:
     """The paths outside the system's directories, outer ones first."""
     shown = [path for path in SYSTEM if os.path.isdir(path)]
     return [path for path in sorted(set(paths)) if not any(f"{path}/".startswith(f"{outer}/") for outer in shown)]
-
-
-def parents_of(paths: list[str]) -> list[str]:
-    """The directories above the paths, outer ones first."""
-    above = {path[:end] for path in paths for end in range(1, len(path)) if path[end] == "/"}
-    return [path for path in sorted(above) if mounted([path])]
 
 
 def checked(result: int, what: str) -> None:

@@ -13,9 +13,6 @@ from minrl.dataflow import require
 from minrl.utils.settings import Count, LocalPath, Natural, Positive, Settings, ShareBelowOne, between, settings_of
 from minrl.utils.task_names import task_key, weights_of
 
-LONGEST_FILE = 80
-"""Most bytes of a file's name in the name of a run."""
-
 
 @dataclass(init=False)
 class RewardConfig(Settings):
@@ -29,6 +26,11 @@ class RewardConfig(Settings):
     """Time limit of one reward in a worker, in seconds. After two timeouts the reward is the task's lowest."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The task, whose options are flags."""
+        return (self.task,)
 
     def check(self) -> None:
         """Refuse several tasks."""
@@ -82,6 +84,8 @@ class SftConfig(FineTuningConfig):
     python -m minrl sft --resume latest
     """
 
+    program = "sft"
+    extends = ("steps", "epochs")
     often: ClassVar[tuple[str, ...]] = (
         "data",
         "model_id",
@@ -100,6 +104,9 @@ class SftConfig(FineTuningConfig):
     """Column of the prompt. Rows with `messages` that end with the assistant's need neither column."""
     response_column: str = "response"
     """Column of the response."""
+    loss_on: Literal["last", "assistant"] = "last"
+    """The answers of a conversation that are learned: the last, or each of the assistant's (whose message may say
+    `weight: 0`)."""
     prompt_format: Literal["auto", "chat", "text"] = "auto"
     """How a text prompt is formatted. chat: as a user's message, through the chat template. text: as it is.
     auto: like the task's own prompts; without a task, chat if the tokenizer has a template."""
@@ -127,7 +134,7 @@ class SftConfig(FineTuningConfig):
     def what(self) -> str:
         """What a run's name begins with: the rows' file, such as `correct-sft`, as a folder's name can hold it."""
         name = re.sub(r"[^\w.+=-]+", "-", Path(self.data).stem).strip("-.") or "rows"
-        return f"{name.encode()[:LONGEST_FILE].decode(errors='ignore')}-sft"
+        return f"{name[:60]}-sft"
 
     @property
     def translated(self) -> dict[str, Any]:
@@ -146,6 +153,8 @@ class ExpertIterationConfig(FineTuningConfig):
     python -m minrl expert-iteration --resume latest
     """
 
+    program = "expert-iteration"
+    extends = ("rounds",)
     often: ClassVar[tuple[str, ...]] = (
         *("task", "model_id", "rounds", "examples_per_round", "samples_per_example"),
         *("learning_rate", "seed", "resume"),
@@ -206,7 +215,7 @@ class FilterConfig(RewardConfig):
     output: LocalPath = ""
     """Where the correct rows go, as they are and in order."""
     min_reward: float | None = None
-    """Keep rows with at least this reward. None: those whose reward is at its maximum."""
+    """Keep rows with at least this reward. None: those whose reward is at its maximum, if the task names one."""
 
     def check(self) -> None:
         """Refuse to write over the data."""

@@ -4,9 +4,8 @@
     python -m minrl expert-iteration --resume latest
 
 Expert iteration (arXiv:1705.08439) with the policy's own correct completions as the expert's, as in STaR
-(arXiv:2203.14465) and ReST-EM (arXiv:2312.06585). Departures: there is no tree search and, unlike STaR, no hint after
-a failure; a round continues from the previous round's policy, where those two restart from the start model; a
-round sees a share of the training examples, not all of them.
+(arXiv:2203.14465) and ReST-EM (arXiv:2312.06585), but without a tree search and without hints. A round samples a share
+of the training examples and continues from the previous round's policy, where those two restart from the start model.
 
 A round is a step of the run. Its samples are a function of the seed, the round and the weights, and its AdamW is new:
 a killed run repeats its round and reaches the same weights.
@@ -14,22 +13,25 @@ a killed run repeats its round and reaches the same weights.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from loguru import logger as log
 
-from minrl.dataflow import Example, Rollout, TrainState
+from minrl.dataflow import Example, Rollout, TrainState, require
 from minrl.evaluate.statistics import is_solved
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
-from minrl.run.run import Program, open_run
+from minrl.run.run import open_run
 from minrl.run.setup import Parts, assemble
 from minrl.sampling import draw_examples, every, require_rewards, training_plan
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
+from minrl.tasks import Task
 from minrl.tasks.checked import refuse_mistakes
+from minrl.tasks.held_out import Problems, held_out_problems
 from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
 from minrl.tracking.writers import require_logger
@@ -37,24 +39,22 @@ from minrl.utils.cli import Command
 from minrl.utils.console import activity
 from minrl.utils.files import write_jsonl
 
-EXPERT_ITERATION = Program("expert-iteration", extends=("rounds",))
-
 
 def improve(session: Session, settings: ExpertIterationConfig) -> None:
     """Sample a round's completions, keep the correct ones, fine-tune on them, measure. Repeat."""
     parts = session.parts
-    config, engine = parts.config, parts.engine
+    config, engine, kept_back = parts.config, parts.engine, held_out_problems(parts.task)
+    examples = training_examples(parts.task, kept_back)
     for step in session.steps():
         with timed("rollout"):
-            examples, sampled = sample_round(parts, settings)
+            asked, sampled = sample_round(parts, settings, examples)
         if step == 1:  # there is no preflight; later they are counted, as everywhere
             refuse_mistakes(sampled.failures)
         require_rewards(sampled, settings.max_unscorable_frac, step)
         rollouts = sampled.rollouts
-        kept = keep_correct(rollouts, settings)
+        kept = [one for one in keep_correct(rollouts, settings) if not kept_back.shown("", one.text)]
         if session.main and parts.task.episode is None and every(config.rollouts_every, step):
-            path = parts.run.folder / "samples" / f"round_{step:03d}.jsonl"
-            write_samples(path, examples, rollouts, kept)
+            write_samples(parts.run.folder / "samples" / f"round_{step:03d}.jsonl", asked, rollouts, kept)
         session.add(
             {
                 "expert/kept": float(len(kept)),
@@ -63,8 +63,7 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
             }
         )
         engine.sleep()
-        with timed("update"):
-            session.add(fine_tune_round(parts, settings, kept))
+        session.add(fine_tune_round(parts, settings, kept))
         engine.wake()
         engine.sync(parts.policy)
         if every(config.eval_every, step) or step == config.steps:
@@ -73,21 +72,32 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
         session.save_if_due()
 
 
-def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
+def training_examples(task: Task, kept_back: Problems) -> list[Example]:
+    """The task's training examples without those that show a problem that is held out."""
+    examples = task.dataset.train
+    free = [one for one in examples if not kept_back.shown(one.prompt)]
+    if left_out := len(examples) - len(free):
+        log.info(f"left out {left_out} of {len(examples)} training examples, which show a held-out problem")
+    require(bool(free), "all training examples show a held-out problem")
+    return free
+
+
+def sample_round(
+    parts: Parts, settings: ExpertIterationConfig, examples: Sequence[Example]
+) -> tuple[list[Example], Rollouts]:
     """The round's examples and completions, sampled batch by batch. No problem is drawn twice in a round, in whatever
     words it is asked.
     """
-    config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
-    examples, seed = task.dataset.train, completion_seed(settings.seed, "examples", state.step)
+    config, state = parts.config, parts.state
+    seed = completion_seed(settings.seed, "examples", state.step)
     problems: dict[str, Example] = {}
     for example in draw_examples(examples, len(examples), seed, TrainState()):
         problems.setdefault(example.id, example)
     chosen = list(problems.values())[: settings.examples_per_round]
     sampled = []
     for drawn in range(0, len(chosen), settings.sample_batch_size):
-        examples = chosen[drawn : drawn + settings.sample_batch_size]
-        plan = training_plan(config, state, drawn)
-        sampled.append(rollout(policy, parts.engine, parts.workers, task, examples, plan))
+        batch, plan = chosen[drawn : drawn + settings.sample_batch_size], training_plan(config, state, drawn)
+        sampled.append(rollout(parts.policy, parts.engine, parts.workers, parts.task, batch, plan))
     return chosen, joined(sampled)
 
 
@@ -117,25 +127,21 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
         log.warning(f"round {parts.state.step} has no correct completion: nothing is trained on")
         return {"sft/optimizer_steps": 0.0}
     optimizer = parts.optimizer = make_optimizer(parts.policy, parts.config)
-    batch_size = min(settings.batch_size, len(kept))
-    total = rows_in_all(settings.epochs_per_round, len(kept))
-    steps = math.ceil(total / batch_size)
-    seed, config = completion_seed(settings.seed, "fine-tune", parts.state.step), parts.config
-    inner, losses, entropies, skipped = TrainState(), [], [], 0.0
-    with activity("fine-tuning", steps) as report:
-        for inner.step in range(1, steps + 1):
+    batch_size, total = min(settings.batch_size, len(kept)), rows_in_all(settings.epochs_per_round, len(kept))
+    config = replace(parts.config, steps=math.ceil(total / batch_size))
+    seed, inner, taken = completion_seed(settings.seed, "fine-tune", parts.state.step), TrainState(), []
+    with activity("fine-tuning", config.steps) as report:
+        for step in range(1, config.steps + 1):
             drawn = draw_examples(kept, min(batch_size, total - inner.examples_drawn), seed, inner)
-            metrics = sft_step(parts.policy, optimizer, drawn, config, inner, steps)
-            losses.append(metrics["sft/loss"])
-            entropies.append(metrics["sft/entropy"])
-            skipped += metrics["policy/skipped_steps"]
-            report(inner.step)
+            taken.append(sft_step(parts.policy, optimizer, drawn, config, step))
+            report(step)
+    skipped = sum(metrics["policy/skipped_steps"] for metrics in taken)
+    means = {tag: math.fsum(metrics[tag] for metrics in taken) / len(taken) for tag in ("sft/loss", "sft/entropy")}
     return {
-        **metrics,
+        **taken[-1],
+        **means,
         "sft/epoch": inner.examples_drawn / len(kept),
-        "sft/loss": math.fsum(losses) / steps,
-        "sft/entropy": math.fsum(entropies) / steps,
-        "sft/optimizer_steps": steps - skipped,
+        "sft/optimizer_steps": len(taken) - skipped,
         "policy/skipped_steps": skipped,
     }
 
@@ -164,16 +170,10 @@ def write_samples(
 
 def main(command: Command[ExpertIterationConfig]) -> int:
     """Measure the policy, and let it learn from itself."""
-    run = open_run(command.config, command.options, command.given, EXPERT_ITERATION)
+    run = open_run(command.config, command.options, command.given)
     require_logger(run.config)
     with assemble(run) as parts:
         settings: ExpertIterationConfig = parts.run.settings
-        asked, available = settings.examples_per_round, len({example.id for example in parts.task.dataset.train})
-        if asked > available:  # a round samples no example twice
-            task = settings.task
-            log.info(
-                f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}"
-            )
         with Session(parts, command.started, partial(measure, held_out=[])) as session:
             improve(session, settings)
             return session.finish({"algorithm": "expert_iteration"})

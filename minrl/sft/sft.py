@@ -11,12 +11,11 @@ epoch, so a killed run resumes to the same weights.
 import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from minrl.dataflow import TrainState, UserError, require
 from minrl.rollout import rollout
 from minrl.run.folder import RunFolder
-from minrl.run.run import Program, Run, open_run
+from minrl.run.run import Run, open_run
 from minrl.run.setup import assemble
 from minrl.sampling import draw_examples, every, tracked_plan
 from minrl.sft.config import SftConfig
@@ -29,7 +28,8 @@ from minrl.utils.cli import Command
 from minrl.utils.files import read_json, write_json
 from minrl.utils.task_names import task_key
 
-SFT = Program("sft", extends=("steps", "epochs"))
+DATA = "data.json"
+"""Of a run's folder: the hashes of its files of rows, and the numbers of the rows that are trained on."""
 
 
 def fine_tune(session: Session, rows: Rows) -> None:
@@ -43,10 +43,9 @@ def fine_tune(session: Session, rows: Rows) -> None:
         size = min(settings.batch_size, len(rows.train))
         if not settings.steps:
             size = min(size, total - state.examples_drawn)  # the last batch may be short
-        with timed("update"):
-            drawn = draw_examples(rows.train, size, settings.seed, state)
-            session.add(sft_step(parts.policy, parts.optimizer, drawn, config, state, config.steps))
-            session.add({"sft/epoch": state.examples_drawn / len(rows.train)})
+        drawn = draw_examples(rows.train, size, settings.seed, state)
+        session.add(sft_step(parts.policy, parts.optimizer, drawn, config, step))
+        session.add({"sft/epoch": state.examples_drawn / len(rows.train)})
         tracked = bool(parts.tasks) and every(config.rollouts_every, step)
         evaluated = every(config.eval_every, step) or step == config.steps
         if tracked or evaluated:
@@ -74,46 +73,36 @@ def main(command: Command[SftConfig]) -> int:
     """Measure the policy, train it on the rows, and measure it again."""
     named = bool(command.config.data or command.config.resume)
     require(named, "name the rows to train on with --data (JSONL with a prompt and a response)")
-    run = open_run(command.config, command.options, command.given, SFT)
+    run = open_run(command.config, command.options, command.given)
     require_logger(run.config)
-    refuse_bad_rows(run.settings)
+    files = filter(None, (run.settings.data, run.settings.eval_data))
+    read = {path: read_demonstrations(run.settings, path) for path in files}  # before the model
     with assemble(run) as parts:
         settings: SftConfig = parts.run.settings
         refuse_other_rows(parts.run, settings)
-        rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.task)))
+        rows = load_rows(settings, read, parts.policy, parts.tasks.get(task_key(settings.task)))
         batch_size = min(settings.batch_size, len(rows.train))
         steps = settings.steps or steps_of(settings, parts.state, len(rows.train), batch_size)
-        require(
-            steps >= parts.state.step,
-            f"--epochs {settings.epochs:g} are {steps} steps, and the run has gone on to step {parts.state.step}: "
-            "raise it",
-        )
-        parts.config = replace(parts.config, steps=steps)
+        parts.config = replace(parts.config, steps=max(steps, parts.state.step))
         with Session(parts, command.started, partial(measure, held_out=rows.held_out)) as session:
             if session.main:
-                write_json(parts.run.folder / "data.json", fingerprint(settings))
+                write_json(parts.run.folder / DATA, {"sha256": fingerprint(settings), "trained_on": rows.numbers})
             fine_tune(session, rows)
             return session.finish(summary_of(parts.run, rows))
 
 
 def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int) -> int:
-    """The step at which the epochs end. Only the last batch, of this run and of the run that it resumes, is short."""
+    """The last step. A resumed run may have one short batch before it."""
     total = rows_in_all(settings.epochs, rows)
     if total < state.examples_drawn:
         return math.ceil(total / batch_size)
     return state.step + math.ceil((total - state.examples_drawn) / batch_size)
 
 
-def refuse_bad_rows(config: SftConfig) -> None:
-    """Refuse a file that holds something else than rows, before a model is loaded or made."""
-    for path in filter(None, (config.data, config.eval_data)):
-        read_demonstrations(Path(path), config.prompt_column, config.response_column)
-
-
 def refuse_other_rows(run: Run, config: SftConfig) -> None:
     """Refuse to resume a run with other rows."""
-    known = read_json(run.folder / "data.json")
-    if known is not None and known != fingerprint(config):
+    known = read_json(run.folder / DATA)
+    if known is not None and known["sha256"] != fingerprint(config):
         raise UserError(f"the rows in {config.data} are not those that run {run.folder} began with: start a new run")
 
 

@@ -1,26 +1,25 @@
-"""One step of supervised fine-tuning, and the loss and entropy of rows that are not trained on.
+"""One step of supervised fine-tuning: the policy gradient of rollouts whose advantage is 1.
 
 The loss is the mean of -log p over the response tokens, end token included, of all rows of the optimizer step over
-all processes: L = -(1/S) sum_s log p(y_s | prompt, y_<s), S response tokens. S is counted before the rows are cut
-into micro-batches, so that the gradient is the same for every micro-batch size, packing, order and number of
-processes. Prompt tokens have no loss.
+all processes: L = -(1/S) sum_s log p(y_s | prompt, y_<s), S response tokens. Prompt tokens have no loss.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from minrl.batch import pack
+from minrl.advantages import no_baseline
+from minrl.batch import make_batch
 from minrl.config import TrainerConfig
 from minrl.dataflow import Rollout, TrainState
 from minrl.evaluate.statistics import Evaluation
-from minrl.optimizer import learning_rate
+from minrl.losses import Algorithm, policy_gradient, token_mean
 from minrl.policy import Policy
 from minrl.tracking.session import Session
-from minrl.update import optimizer_step
-from minrl.utils.console import activity
+from minrl.update import current_logprobs, update_policy
+
+SFT = Algorithm(no_baseline, policy_gradient, token_mean, group_relative=False)
 
 
 def rows_in_all(epochs: float, rows: int) -> int:
@@ -33,82 +32,29 @@ def rows_in_all(epochs: float, rows: int) -> int:
 
 
 def sft_step(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    drawn: Sequence[Rollout],
-    config: TrainerConfig,
-    state: TrainState,
-    steps: int,
+    policy: Policy, optimizer: torch.optim.Optimizer, drawn: Sequence[Rollout], config: TrainerConfig, step: int
 ) -> dict[str, float]:
-    """Train on the drawn rows, as step `state.step` of `steps`. Returns the metrics to log."""
-    mine = drawn[policy.processes.share(len(drawn))]
-    rate = learning_rate(config, state.step, steps)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    totals = accumulate(policy, mine, config.micro_batch_tokens)
-    norm = optimizer_step(policy, optimizer, config)
-    loss, entropy, tokens = totals.tolist()
-    taken = math.isfinite(norm)
+    """Train on the drawn rows, as step `step` of `config.steps`. Returns the metrics to log."""
+    batch, state = make_batch(drawn, torch.ones(len(drawn))), TrainState(step=step, temperature=1.0)
+    metrics = update_policy(policy, optimizer, batch, SFT, config, state, needs_correction=False).metrics
+    kept = ("policy/grad_norm", "policy/skipped_steps", "policy/learning_rate")
     return {
-        "sft/loss": loss / tokens,
-        "sft/entropy": entropy / tokens,
-        "sft/tokens": tokens,
-        **({"policy/grad_norm": norm} if taken else {}),
-        "policy/skipped_steps": float(not taken),
-        "policy/learning_rate": rate,
+        "sft/loss": metrics["policy/loss"],
+        "sft/entropy": metrics["policy/entropy"],
+        "sft/tokens": float(len(batch.rollout_of)),
+        **{tag: metrics[tag] for tag in kept if tag in metrics},
     }
 
 
-def accumulate(policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int) -> Tensor:
-    """Add up the gradients of this process's rows. Returns loss, entropy and tokens, summed over processes: (3,)."""
-    own = sum(row.num_sampled for row in rows)
-    tokens = int(policy.processes.sum(torch.tensor(own, device=policy.device)).item())
-    totals = torch.zeros(3, dtype=torch.float64, device=policy.device)
-    for logprobs, entropy in _scored(policy, rows, micro_batch_tokens, temperature=1.0):
-        (-logprobs.sum() / tokens).backward()
-        totals += _sums(logprobs.detach(), entropy.detach())
-    return policy.processes.sum(totals)
-
-
-@torch.no_grad()
-def mean_loss_and_entropy(
-    policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int, temperature: float = 1.0
-) -> tuple[float, float]:
-    """Means over the response tokens of all rows, in nats; each process scores its share."""
-    mine = rows[policy.processes.rank :: policy.processes.count]
-    totals = torch.zeros(3, dtype=torch.float64, device=policy.device)
-    for logprobs, entropy in _scored(policy, mine, micro_batch_tokens, temperature):
-        totals += _sums(logprobs, entropy)
-    loss, entropy_sum, tokens = policy.processes.sum(totals).tolist()
-    return loss / tokens, entropy_sum / tokens
-
-
 def measure(session: Session, held_out: Sequence[Rollout]) -> dict[str, Evaluation]:
-    """The loss of held-out rows; pass@1 of the task's held-out examples, and the policy's entropy on them."""
+    """The loss of held-out rows; pass@1 of the task's held-out examples, and the mean of -log p of what was sampled."""
     policy, config = session.parts.policy, session.parts.config
-    budget, temperature = config.micro_batch_tokens, config.eval_temperature
     if held_out:
-        loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
-        session.add({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
+        batch = make_batch(held_out, torch.zeros(len(held_out)))
+        session.add({"sft/held_out_loss": -current_logprobs(policy, batch, config, temperature=1.0).mean().item()})
     evaluations = session.parts.evaluate()
     for name, evaluation in evaluations.items():
-        sampled = evaluation.rollouts[: evaluation.n]
-        _, entropy = mean_loss_and_entropy(policy, sampled, budget, temperature)
-        session.add({f"eval/{name}/entropy": entropy})
+        said = evaluation.rollouts[: evaluation.n]
+        nats = [-x for one in said for x, own in zip(one.rollout_logprobs, one.loss_mask, strict=True) if own]
+        session.add({f"eval/{name}/entropy": math.fsum(nats) / max(1, len(nats))})
     return evaluations
-
-
-def _scored(
-    policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int, temperature: float
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Log-probabilities and entropies of the response tokens, micro-batch by micro-batch."""
-    batches = policy.micro_batches(rows, range(len(rows)), micro_batch_tokens)
-    with activity("scoring", len(batches)) as report, policy.passes(len(batches)):
-        for number, part in enumerate(batches, 1):
-            yield policy.score(pack(rows, part).to(policy.device), temperature)
-            report(number)
-
-
-def _sums(logprobs: Tensor, entropy: Tensor) -> Tensor:
-    nats = logprobs.double()
-    return torch.stack([-nats.sum(), entropy.double().sum(), nats.new_full((), len(nats))])

@@ -1,12 +1,12 @@
 """The tasks. A new one is one file, and one line here."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from minrl.dataflow import UserError, require
-from minrl.tasks.custom import definition_in_file, definition_installed, installed_tasks
+from minrl.tasks.custom import definition_in_file, definition_installed, installed_tasks, member_of_file
 from minrl.tasks.custom import tasks_in as tasks_in
 from minrl.tasks.custom import with_absolute_path as with_absolute_path
 from minrl.tasks.definition import TaskDefinition as TaskDefinition
@@ -44,8 +44,8 @@ BUILT_IN = dict(TASK_DEFINITIONS)
 TASK_FAMILIES = {"reasoning_gym": "minrl.tasks.reasoning_gym:define"}
 """Tasks by `family/member`: what defines each member of a family from its name."""
 
-TOOLS = {"python": "minrl.tasks.python_tool:TOOL"}
-"""Tools with which any task can be played, as `countdown+python`."""
+TOOLS = {"python": "minrl.tasks.python_tool:TOOL", "tools": "minrl.tasks.tools:TOOL"}
+"""Tools with which any task can be played, as `countdown+python`; `tools` are functions."""
 
 
 def base_vocabulary(options: Mapping[str, object]) -> list[str]:
@@ -65,7 +65,7 @@ def load_task(name: str, options: Mapping[str, object] | None = None, data_path:
     chosen = dict(options or {})
     (bare, tool), (own, *_) = split_tool(name), option_keys(name)
     definition = find_definition(bare)
-    tool = tool or definition.tool
+    tools = tool or definition.tool
     own_options: Any = chosen.get(own) or definition.options_class()
     if data_path and not getattr(own_options, "data_path", ""):
         known = hasattr(own_options, "data_path")
@@ -73,8 +73,9 @@ def load_task(name: str, options: Mapping[str, object] | None = None, data_path:
         own_options = replace(own_options, data_path=data_path)
     task = definition.make(own_options)
     task = replace(task, name=own, max_tokens=getattr(own_options, "max_tokens", 0) or task.max_tokens)
-    if tool:
-        task = find_tool(tool).wrap(task, chosen.get(tool) or find_tool(tool).options())
+    if tools:
+        found = find_tool(tools)
+        task = found.wrap(task, chosen.get(found.key) or found.options(), *found.functions)
     return replace(task, name=task_key(name))
 
 
@@ -92,9 +93,14 @@ def is_of_the_program(name: str) -> bool:
     return TASK_DEFINITIONS.get(name) is not BUILT_IN.get(name)
 
 
-def find_tool(name: str) -> ToolDefinition:
-    """A tool by its name."""
-    require(name in TOOLS, f"no tool {name!r} to play a task with: choose {' or '.join(TOOLS)}, as in countdown+python")
+def find_tool(name: str | Sequence[Callable[..., Any]]) -> ToolDefinition:
+    """A tool by its name; functions as tools, or those that `/path/to/file.py:name+/path/to/file.py:other` names."""
+    if not isinstance(name, str):
+        return replace(imported(TOOLS["tools"]), functions=tuple(name))
+    if name.startswith("/"):
+        return find_tool([member_of_file(one) for one in name.split("+/")])
+    named = "choose python, as in countdown+python, or name functions, --tools path/to/file.py:name"
+    require(name in TOOLS, f"no tool {name!r} to play a task with: {named}")
     return imported(TOOLS[name])
 
 
@@ -128,8 +134,9 @@ def option_classes(names: Iterable[str]) -> dict[str, type]:
     for name in names:
         task, tool = ("", name) if name in TOOLS else split_tool(name)  # a file may have the options of a tool alone
         definition = find_definition(task) if task else None
-        if tool := tool or (definition.tool if definition else ""):
-            classes[tool] = find_tool(tool).options
+        if played := tool or (definition.tool if definition else ""):
+            found = find_tool(played)
+            classes[found.key] = found.options
         if definition is None:
             continue
         classes[task_key(task)] = definition.options_class

@@ -5,7 +5,7 @@ the example.
 """
 
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -15,6 +15,8 @@ from minrl import dataflow
 from minrl.dataflow import Episode, Example, Job, Mistake, Reward, Turn, finite, require
 
 MISTAKE = "mistake in "
+ACCIDENTS = ("timeout", "judge_failed")
+"""Parts that are equal unless something went wrong."""
 REWARDS = "return a number (float, int, bool, a tensor or array of one value) or a Reward made of numbers"
 PROMPTS = 'a string or a list of messages such as {"role": "user", "content": "2 + 2 ="}'
 
@@ -44,9 +46,35 @@ def checking(task: str, example: Example) -> Iterator[None]:
 
 
 def reward_of(task: str, function: Callable[[str, Example], Any], completion: str, example: Example) -> Reward:
-    """What a task's reward function pays for a completion."""
+    """The reward of a completion by a task's function."""
     with checking(task, example):
         return as_reward(function(completion, example))
+
+
+def rewards_of(
+    task: str, function: Callable[..., Any], completions: Sequence[str], examples: Sequence[Example]
+) -> list[Reward | None]:
+    """The reward of each completion by a function that sees a group; None where it does not apply."""
+    with checking(task, examples[0]):
+        paid = one_of_each(function(completions, examples), len(completions))
+        return [None if is_missing(one) else as_reward(one) for one in paid]
+
+
+def one_of_each(paid: Any, count: int) -> list[Any]:  # noqa: ANN401 - a task's code may return anything
+    """The rewards of so many completions, as a list. Raises `Mistake` if it is no list of as many."""
+    found = paid.tolist() if hasattr(paid, "tolist") else paid  # of a tensor or an array
+    right = isinstance(found, list | tuple) and len(found) == count
+    require(right, f"a reward of this form must return a list of {count}, one of each, got {paid!r:.80}", Mistake)
+    return list(found)
+
+
+def is_missing(paid: Any) -> bool:  # noqa: ANN401 - a task's code may return anything
+    """Whether this says that a reward does not apply: None, or NaN, which pandas and numpy write for it.
+
+    >>> is_missing(None), is_missing(float("nan")), is_missing(0.0)
+    (True, True, False)
+    """
+    return paid is None or (getattr(paid, "ndim", 0) == 0 and bool(paid != paid))
 
 
 def as_reward(paid: Any) -> Reward:  # noqa: ANN401 - a task's code may return anything
@@ -55,6 +83,18 @@ def as_reward(paid: Any) -> Reward:  # noqa: ANN401 - a task's code may return a
         return paid
     require(paid is not None, f"the reward is None (NoneType): {REWARDS}, from every branch", Mistake)
     return Reward(finite(f"the value of a reward ({REWARDS})", paid))
+
+
+def equal_parts(rewards: Sequence[Reward]) -> Iterator[str]:
+    """A line on parts that are equal in all of these rewards, though the rewards differ: they teach nothing."""
+    names = [name for name in rewards[0].parts if name not in ACCIDENTS] if rewards else []
+    values = {name: {one.parts.get(name) for one in rewards} for name in names}
+    equal = [f"{name} ({rewards[0].parts[name]:g})" for name, found in values.items() if len(found) == 1]
+    if equal and len({one.value for one in rewards}) > 1:
+        yield (
+            f"parts of the reward that are equal in all {len(rewards)} completions: {', '.join(equal)}; one that the "
+            "reward counts teaches nothing until it differs"
+        )
 
 
 def demonstrated(task: str, function: Callable[..., Any], example: Example, rng: Random) -> Any:  # noqa: ANN401

@@ -17,6 +17,7 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +27,9 @@ from minrl.sandbox.calls import Call, Limits
 from minrl.tasks import code_judge
 from minrl.tasks.answers import fenced_blocks
 from minrl.tasks.data import Row, Source, identity, load_each
-from minrl.tasks.task import Dataset, DeferredDataset, HeldOut, TaskOptions, chat, split, weighted
+from minrl.tasks.task import Dataset, DeferredDataset, HeldOut, TaskOptions, chat, filled, prompt_file, split, weighted
 from minrl.tasks.thoughts import after_thoughts
-from minrl.utils.settings import Bound, Positive
+from minrl.utils.settings import Bound, PathOrName, Positive
 
 MBPP = Source(
     "google-research-datasets/mbpp",
@@ -55,11 +56,13 @@ START = (
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions(TaskOptions):
-    """Which problems, what is paid, and what a program may use."""
+    """Which problems, what is rewarded, and what a program may use."""
 
     prefix = "code."
     dataset: str = MBPP.hub_name
     """The hub's dataset: openai/openai_humaneval, or one with the columns of MBPP."""
+    prompt: PathOrName = "block"
+    """block: chat messages that ask for one marked block. Or a file whose text has {problem}."""
     tests_weight: Positive = 1.0
     """Weight of the share of tests that pass."""
     all_weight: Annotated[float, Bound(least=0)] = 0.0
@@ -211,9 +214,11 @@ def dataset(options: CodeOptions) -> Dataset:
     source = HUMANEVAL if options.dataset == HUMANEVAL.hub_name else replace(MBPP, hub_name=options.dataset)
     if options.data_path:  # a file's columns tell its kind
         source = replace(source, columns=("task_id",))
+    prompt = "" if options.prompt == "block" else prompt_file("code.prompt", options.prompt, ("block",))
+    read = partial(_example, prompt)
 
     def load() -> Dataset:
-        examples = {one.id: one for part in load_each(source, options.data_path, _example).values() for one in part}
+        examples = {one.id: one for part in load_each(source, options.data_path, read).values() for one in part}
         is_mbpp = any(MBPP_PROBE.get(one.id) == _text(one) for one in examples.values())
         held_out = [one for one in examples.values() if (is_mbpp and one.id in MBPP_HELD_OUT) or _is_humanevals(one)]
         if not held_out:
@@ -234,8 +239,8 @@ def _text(example: Example) -> str:
     return identity(str(example.fields["prompt" if is_humaneval(example.fields) else "text"]))
 
 
-def _example(row: Row) -> Example:
-    """The example of a row. Refuses one that no completion could be scored on."""
+def _example(prompt: str, row: Row) -> Example:
+    """The example of a row, in a prompt's text if there is one. Refuses one that no completion could be scored on."""
     row = full_columns(row)
     missing = [name for name in (HUMANEVAL if is_humaneval(row) else MBPP).columns if name not in row]
     require(not missing, f"lacks {', '.join(missing)}: give rows with the columns of MBPP or HumanEval")
@@ -250,7 +255,7 @@ def _example(row: Row) -> Example:
         question = f"Complete this program:\n\n```python\n{row['prompt'].rstrip()}\n```"
     else:
         question = f"{row['text']}\n\nIt must pass this test:\n\n```python\n{row['test_list'][0].strip()}\n```"
-    return Example(str(row["task_id"]), chat(INSTRUCTIONS, question), row)
+    return Example(str(row["task_id"]), filled(prompt, question) if prompt else chat(INSTRUCTIONS, question), row)
 
 
 def _hides(statement: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from minrl.dataflow import Example, Reward
 from minrl.tasks.answers import plain_characters, unwrapped
 from minrl.tasks.task import Dataset, HeldOut, TaskOptions, chat, extract_answer, split
-from minrl.utils.settings import Bound, Share
+from minrl.utils.settings import Bound
 
 INSTRUCTIONS = (
     "Combine the numbers with {operators} so that the result is the target. Use each number exactly once; "
@@ -31,6 +31,8 @@ INSTRUCTIONS = (
 )
 FORMAT_REWARD = 0.1
 MAX_ANSWER_CHARACTERS = 200
+PATIENCE = 0.65
+"""Probability that a demonstration continues after a sum that does not fit."""
 OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -55,10 +57,6 @@ class CountdownOptions(TaskOptions):
     """The numbers are drawn from 1 to this one."""
     held_out_share: HeldOut = 0.2
     """Share of the problems that is never trained on."""
-    patience: Share = 0.65
-    """Probability that a demonstration goes on after a sum that does not fit."""
-    carelessness: Share = 1.0
-    """Probability that a demonstration answers with any of the sums it tried, not the last one."""
 
 
 def reward(completion: str, example: Example) -> Reward:
@@ -152,20 +150,20 @@ def more(options: CountdownOptions) -> dict[str, Any]:
             if value not in tried:
                 fits = value == example["target"]
                 tried[value] = (f"{working} {'yes' if fits else 'no'}", expression)
-                if fits or rng.random() >= options.patience:
+                if fits or rng.random() >= PATIENCE:
                     break
         workings, expressions = zip(*tried.values(), strict=True)
-        answer = rng.choice(expressions) if rng.random() < options.carelessness else expressions[-1]
-        return f"<think> {' ; '.join(workings)} </think> <answer> {answer} </answer>"
+        rng.random()  # so that the base models of earlier runs are the same
+        return f"<think> {' ; '.join(workings)} </think> <answer> {rng.choice(expressions)} </answer>"
 
-    def shortest_answer(example: Example) -> str:
+    def solution(example: Example) -> str:
         expression = next(one for _, one, value in sums(example["numbers"]) if value == example["target"])
         return f"<think> </think> <answer> {expression} </answer>"
 
     return {
         "demonstrations": demonstrations,
         "vocabulary": words(options),
-        "shortest_answer": shortest_answer,
+        "solution": solution,
         "cheap": True,
     }
 

@@ -13,22 +13,23 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from minrl.dataflow import Example, Mistake, Prompt, Reward, UserError, finite, require
+from minrl.dataflow import Example, Prompt, UserError, require
 from minrl.tasks.checked import demonstrated
+from minrl.tasks.conventions import LEFT_OUT, convention_of, finished, weighted_rewards, wrong_member
 from minrl.tasks.data import SUFFIXES, Row, Source, dataset_of, example_of_row, problem_of
-from minrl.tasks.definition import RowOptions, TaskDefinition, called, definition_of, parameters
-from minrl.tasks.task import Dataset, Demonstration, Sampled, Task, TaskOptions
+from minrl.tasks.definition import RowOptions, TaskDefinition, called, definition_of
+from minrl.tasks.task import Dataset, Demonstration, Task, TaskOptions
 from minrl.utils.files import importing
 from minrl.utils.settings import meant
-from minrl.utils.task_names import entries_of, mixed, weights_of
+from minrl.utils.task_names import entries_of, mixed, split_tool, weights_of
 
 if TYPE_CHECKING:  # each reward worker would pay for the import
     from importlib.metadata import EntryPoints
@@ -49,9 +50,9 @@ def task(
     held_out: float | str = 0.2,
     options: type = TaskOptions,
     episode: Callable[..., Any] | None = None,
-    tools: str = "",
+    tools: str | Sequence[Callable[..., Any]] = "",
     demonstrations: str | Callable[..., Demonstration] | None = None,
-    **more: Any,  # noqa: ANN401 - fields of Task
+    **more: Any,  # noqa: ANN401 - category, fields of Task
 ) -> Callable[[Callable[..., Any]], "CustomTask"]:
     """Make a task of the function: the reward of `(completion, row)`, or an episode of `(row, rng)`, which yields.
 
@@ -62,11 +63,13 @@ def task(
     `held_out` is the share of the problems (equal prompts) that is never trained on, or the split that holds them.
     `options` is a dataclass whose fields become flags, of `TaskOptions` if it is to have theirs. Each function here
     that has a parameter `options` is given them.
-    `episode` is played in place of a single turn by a task that has a reward too; `tools` names a tool, such as
-    `python`. `demonstrations` (a column, or a function of `(row, rng)`) and `vocabulary` (words, or a function) let the
-    embedded base model play it. Other arguments are those of `minrl.tasks.Task`, such as `stop_strings`.
+    `episode` is played in place of a single turn by a task that has a reward too; `tools` are functions that the model
+    may call, or the name of a tool, `python`. `demonstrations` (a column, or a function of `(row, rng)`) and
+    `vocabulary` (words, or a function) let the embedded base model play it. `category` names columns by whose values
+    an evaluation is divided. Other arguments are those of `minrl.tasks.Task`, such as `stop_strings`; with
+    `group=True` the function is given all completions of a prompt and returns a list.
     """
-    known = [one.name for one in fields(Task) if one.name not in OWN]
+    known = ["category", *(one.name for one in fields(Task) if one.name not in OWN)]
     for name in more:
         require(name in known, f"@task takes no {name!r}{meant(name, known)}; it also takes {', '.join(known)}")
     arguments = SimpleNamespace(
@@ -91,7 +94,7 @@ class CustomTask(TaskDefinition):
         arguments: SimpleNamespace,
         further: dict[str, Any],
         options: type,
-        tools: str,
+        tools: str | Sequence[Callable[..., Any]],
     ) -> None:
         vars(self).update(function=function, arguments=arguments, further=further)
         vars(self).update({name: getattr(function, name) for name in functools.WRAPPER_ASSIGNMENTS[:4]})
@@ -132,6 +135,7 @@ class CustomTask(TaskDefinition):
     def _more(self, options: Any) -> dict[str, Any]:  # noqa: ANN401 - the options are the user's
         """The fields of the task beside its dataset and reward."""
         given, further, shown = self.arguments, dict(self.further), self.arguments.demonstrations
+        further.pop("category", None)
         episode = given.episode if self.reward else self.function
         if isinstance(shown, str):
             further.setdefault("solution", lambda example: example[shown])
@@ -145,14 +149,16 @@ class CustomTask(TaskDefinition):
 
     def _rows(self, options: Any) -> Dataset:  # noqa: ANN401 - the options are the user's
         """The examples of the rows."""
-        given = self.arguments
+        given, divided = self.arguments, self.further.get("category", ())
+        divided = [divided] if isinstance(divided, str) else divided
 
         def example_of(row: Row) -> Example:
             shown: Any = ""
             if given.prompt:
                 shown = row[given.prompt] if isinstance(given.prompt, str) else called(given.prompt, options, dict(row))
                 require(bool(shown and str(shown).strip()), "its prompt is empty")
-            return example_of_row(row, shown, dict(row), given.system)
+            category = {name: str(row[name]) for name in divided if row.get(name) is not None}
+            return replace(example_of_row(row, shown, dict(row), given.system), category=category)
 
         columns = tuple(name for name in (given.prompt, given.demonstrations) if name and isinstance(name, str))
         share = given.held_out if isinstance(given.held_out, float | int) else 0.0
@@ -174,14 +180,17 @@ class CustomTask(TaskDefinition):
 
 @dataclass(frozen=True)
 class RowReward:
-    """The reward of a decorated function, which is given the completion and the row."""
+    """The reward of a decorated function, which is given the completion and the row; all completions of a prompt and
+    their row if it sees the group.
+    """
 
     task: CustomTask
     options: Any
 
-    def __call__(self, completion: str, example: Example) -> Any:  # noqa: ANN401 - the function is the user's
+    def __call__(self, completion: Any, example: Any) -> Any:  # noqa: ANN401 - of one, or lists of them
         """What the function returns."""
-        return finished(called(self.task.function, self.options, completion, dict(example.fields)))
+        row = example.fields if isinstance(example, Example) else example[0].fields
+        return finished(called(self.task.function, self.options, completion, dict(row)))
 
 
 def _of_rows(source: str | Callable[..., Any], options: Any) -> Callable[[Example, Random], Any]:  # noqa: ANN401
@@ -189,154 +198,6 @@ def _of_rows(source: str | Callable[..., Any], options: Any) -> Callable[[Exampl
     if isinstance(source, str):
         return lambda example, rng: example[source]
     return lambda example, rng: called(source, options, dict(example.fields), rng)
-
-
-# Rewards in the form of other trainers
-
-
-TRL_LEFT_OUT = ("prompt", "completion", "completion_ids")
-"""Columns that TRL does not pass on."""
-
-
-class NotForThisRow(ValueError):
-    """No function of a reward in TRL's form applies to the row. The completion is unscorable."""
-
-
-@dataclass(frozen=True)
-class TrlOrVerlReward:
-    """Rewards in the form of TRL or verl, each with its weight, found by the name of what holds them: a worker need not
-    unpickle them.
-    """
-
-    module: str
-    attribute: str
-
-    @property
-    def weighted(self) -> list[tuple[Callable[..., Any], float]]:
-        """Each function with its weight."""
-        return weighted_rewards(getattr(importlib.import_module(self.module), self.attribute))
-
-    def __call__(self, completion: str, example: Example) -> Reward:
-        """The weighted sum of what the functions pay; one that pays None does not apply to the row. A number of 1 or
-        more counts as a full solution, because the form names no maximum.
-        """
-        parts, paid, total = dict[str, float](), dict[str, float](), 0.0
-        names = distinct_names([function for function, _ in self.weighted])
-        for name, (function, weight) in zip(names, self.weighted, strict=True):
-            pay = _verl_score if convention_of(function) == "verl" else _trl_reward
-            value = pay(function, completion, example, parts)
-            if value is not None:
-                paid[name] = finite("a reward", value)
-                total += paid[name] * weight
-        if not paid:
-            raise NotForThisRow("the reward returned None, which says that it does not apply to the row")
-        return Reward(total, parts | paid if len(self.weighted) > 1 else parts, maximum=max(1.0, total))
-
-    @property
-    def takes_batches(self) -> bool:
-        """Whether it is one function of TRL's form, which may compare the completions of a batch."""
-        return [convention_of(function) for function, _ in self.weighted] == ["trl"]
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether a function of TRL's form has the parameter `completion_ids`."""
-        return any("completion_ids" in parameters(function) for function, _ in self.weighted)
-
-    def together(self, completions: Sequence[str], examples: Sequence[Example]) -> list[Any]:
-        """What the one function of TRL's form pays for a batch."""
-        return trl_rewards(self.weighted[0][0], completions, examples, {})
-
-
-def distinct_names(functions: Sequence[Callable[..., Any]]) -> list[str]:
-    """The functions' names, in which equal ones are numbered.
-
-    >>> distinct_names([sum, max, sum, partial(max, 1)])
-    ['sum_1', 'max_1', 'sum_2', 'max_2']
-    """
-    names = [getattr(getattr(one, "func", one), "__name__", type(one).__name__) for one in functions]
-    return [
-        f"{name}_{names[:place].count(name) + 1}" * (names.count(name) > 1) or name for place, name in enumerate(names)
-    ]
-
-
-def trl_rewards(
-    function: Callable[..., Any], completions: Sequence[str], examples: Sequence[Example], parts: dict[str, float]
-) -> list[Any]:
-    """What a function of TRL's form pays for a batch; what it logs as metrics joins the parts. `completion_ids` are
-    there if a run sampled the completions. Raises `Mistake` if the function returns no list of as many.
-    """
-    given: dict[str, Any] = {name: [example[name] for example in examples] for name in examples[0].fields}
-    given["prompts"] = [example.prompt for example in examples]
-    given["completions"] = [
-        str(text) if isinstance(example.prompt, str) else [{"role": "assistant", "content": str(text)}]
-        for text, example in zip(completions, examples, strict=True)
-    ]
-    sampled = [text for text in completions if isinstance(text, Sampled)]
-    if len(sampled) == len(completions):
-        given["completion_ids"] = [list(text.ids) for text in sampled]
-    given["trainer_state"] = SimpleNamespace(global_step=sampled[0].step if sampled else 0)
-    given |= {"log_metric": parts.__setitem__, "log_extra": lambda column, values: None}
-    paid = finished(function(**given))
-    if not isinstance(paid, list | tuple) or len(paid) != len(completions):
-        raise Mistake(f"a reward of this form must return a list of {len(completions)}, one of each, got {paid!r:.80}")
-    return list(paid)
-
-
-def _trl_reward(function: Callable[..., Any], completion: str, example: Example, parts: dict[str, float]) -> Any:  # noqa: ANN401
-    return trl_rewards(function, [completion], [example], parts)[0]
-
-
-def _verl_score(function: Callable[..., Any], completion: str, example: Example, parts: dict[str, float]) -> Any:  # noqa: ANN401
-    """What verl's `compute_score` pays: a number, or a dictionary with the `score` and further numbers, as parts."""
-    paid = finished(
-        function(
-            data_source=example["data_source"],
-            solution_str=str(completion),
-            ground_truth=example["reward_model"]["ground_truth"],
-            extra_info=example.fields.get("extra_info") or {},
-        )
-    )
-    if not isinstance(paid, Mapping):
-        return paid
-    parts |= {name: one for name, one in paid.items() if name != "score" and not isinstance(one, str | list | dict)}
-    return paid["score"]
-
-
-def finished(paid: Any) -> Any:  # noqa: ANN401 - what the user's function returned
-    """The result of a coroutine. One event loop of the process runs them all, so that a client may be kept."""
-    if not inspect.isawaitable(paid):
-        return paid
-    import asyncio
-
-    async def awaited() -> Any:  # noqa: ANN401
-        return await paid
-
-    return asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
-
-
-@cache
-def _event_loop() -> Any:  # noqa: ANN401 - asyncio is imported where a reward is a coroutine
-    import asyncio
-    import threading
-
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
-
-
-def convention_of(found: object) -> str:
-    """Whose convention a reward follows, by the names of its parameters: `trl`, `verl` or none."""
-    names = list(parameters(found)) if callable(found) else []
-    return "trl" if "completions" in names else "verl" if {"solution_str", "ground_truth"} <= {*names} else ""
-
-
-def weighted_rewards(found: object) -> list[tuple[Callable[..., Any], float]]:
-    """A reward in the form of TRL or verl, or each of a list of them, with its weight: 1 where none is given. Empty if
-    one of them is none.
-    """
-    each = found if isinstance(found, list | tuple) else [found]
-    pairs: list[tuple[Any, Any]] = [one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0) for one in each]
-    return pairs if all(convention_of(one) and isinstance(weight, int | float) for one, weight in pairs) else []
 
 
 def definition_of_rewards(module: str, attribute: str, found: Any) -> TaskDefinition | None:  # noqa: ANN401
@@ -348,15 +209,14 @@ def definition_of_rewards(module: str, attribute: str, found: Any) -> TaskDefini
         return None
 
     def example_of(row: Row) -> Example:
-        kept = {name: value for name, value in row.items() if name not in TRL_LEFT_OUT}
-        return example_of_row(row, row["prompt"], kept)
+        return example_of_row(row, row["prompt"], {name: row[name] for name in row if name not in LEFT_OUT})
 
     def dataset(options: RowOptions) -> Dataset:
         source = Source(columns=("prompt", *(("data_source", "reward_model") if "verl" in conventions else ())))
         return dataset_of(source, options.data_path, example_of, options.held_out_share, problem_of)
 
     dataset.__module__ = module  # where the task's program is looked for
-    return TaskDefinition(dataset, TrlOrVerlReward(module, attribute))
+    return TaskDefinition(dataset, f"{module}:{attribute}")
 
 
 # Where tasks are found
@@ -374,8 +234,10 @@ def with_absolute_path(name: str) -> str:
     >>> with_absolute_path("/somewhere/else/../sevens.py:sevens"), with_absolute_path("countdown")
     ('/somewhere/sevens.py:sevens', 'countdown')
     """
+    name, tool = split_tool(name)
     match = FILE_TASK.fullmatch(name)
-    return str(Path(match["path"]).resolve()) + (match[2] or "") if match else name
+    whole = str(Path(match["path"]).resolve()) + (match[2] or "") if match else name
+    return f"{whole}+{tool}" if tool else whole
 
 
 def tasks_in(setting: str, value: str) -> tuple[str, list[str]]:
@@ -389,15 +251,9 @@ def tasks_in(setting: str, value: str) -> tuple[str, list[str]]:
     return ",".join(found), found
 
 
-def definition_in_file(name: str) -> TaskDefinition | None:
-    """The task that `path/to/file.py:name` says: a decorated function, a `TaskDefinition`, a `Task`, or rewards in the
-    form of TRL or verl. None where the name is of another form.
-    """
-    match = FILE_TASK.fullmatch(name)
-    if match is None:
-        return None
-    path, attribute = Path(match["path"]).resolve(), match["attribute"]
-    require(path.is_file(), f"--task {name}: no file {path}")
+def module_of_file(name: str, path: Path) -> Any:  # noqa: ANN401 - a module
+    """The module of a user's file, which `name` names."""
+    require(path.is_file(), f"{name}: no file {path}")
     require(path.stem.isidentifier(), f"a task's file must be named as a Python module is, got {path.name}: rename it")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # at the end, so that nothing beside the file hides an installed module
@@ -407,6 +263,27 @@ def definition_in_file(name: str) -> TaskDefinition | None:
     require(
         other == path, f"{path} has the name of another module, {other}: rename the file; workers import it by name"
     )
+    return module
+
+
+def member_of_file(name: str) -> Callable[..., Any]:
+    """The function that `path/to/file.py:name` says; the path is absolute, with or without its first slash."""
+    path, _, attribute = f"/{name.removeprefix('/')}".rpartition(":")
+    found = getattr(module_of_file(f"--tools {name}", Path(path).resolve()), attribute, None)
+    if not callable(found):
+        raise UserError(f"--tools {path}:{attribute}: there is no function {attribute}")
+    return found
+
+
+def definition_in_file(name: str) -> TaskDefinition | None:
+    """The task that `path/to/file.py:name` says: a decorated function, a `TaskDefinition`, a `Task`, or rewards in the
+    form of TRL or verl. None where the name is of another form.
+    """
+    match = FILE_TASK.fullmatch(name)
+    if match is None:
+        return None
+    path, attribute = Path(match["path"]).resolve(), match["attribute"]
+    module = module_of_file(f"--task {name}", path)
     found = getattr(module, attribute or "", None)
     if isinstance(found, TaskDefinition | Task):
         return definition_of(name, found)
@@ -414,7 +291,8 @@ def definition_in_file(name: str) -> TaskDefinition | None:
     if definition is None:
         offered = [key for key, value in vars(module).items() if isinstance(value, TaskDefinition | Task)]
         raise UserError(
-            f"--task {name}: {attribute or 'what is named'} is no task, and {path} has {', '.join(offered) or 'none'}: "
+            f"--task {name}: {attribute or 'what is named'} is no task{wrong_member(found)}, and {path} has "
+            f"{', '.join(offered) or 'none'}: "
             "make one with @task, as in README, or name a reward of TRL's form (parameter `completions`) or of verl's "
             "(`solution_str` and `ground_truth`)"
         )

@@ -87,6 +87,7 @@ def _usable(rows: Sequence[Row], source: Source, read: Callable[[Row], T], where
     for number, row in enumerate(rows, 1):
         try:
             require(isinstance(row, Mapping), f"a row must be a dict, got {row!r:.60}")
+            row = {name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
             lacking = [name for name in source.columns if row.get(name) in (None, "")]
             require(not lacking, f"lacks {', '.join(lacking)} (it has {', '.join(map(str, row))}): {_expected(source)}")
             made.append(read(row))

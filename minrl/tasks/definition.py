@@ -1,17 +1,16 @@
 """A row of TASK_DEFINITIONS: what makes a task from its options."""
 
 import functools
-import importlib
-import inspect
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from minrl.dataflow import Example, UserError, require
+from minrl.tasks.conventions import TrlOrVerlReward, imported, parameters, weighted_rewards
 from minrl.tasks.data import Row, Source, dataset_of, example_of_row, problem_of
 from minrl.tasks.task import Dataset, Task, TaskOptions, split
-from minrl.utils.settings import Share, meant
+from minrl.utils.settings import Bound, Share, meant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +21,30 @@ class RowOptions(TaskOptions):
     """Share of the prompts that is never trained on."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SumOptions(RowOptions):
+    """How rows are divided, and what counts as solved by rewards of TRL's or verl's form, which name no maximum."""
+
+    solved_at: Annotated[float, Bound(least=0)] = 0.0
+    """Reward from which a completion counts as solved. 0: that of 1 by each of the rewards, times their weights."""
+    solved_by: str = ""
+    """The one of several rewards by whose value alone that is decided. Empty: their sum."""
+
+
 @dataclass(frozen=True, eq=False)
 class TaskDefinition:
     """A row of TASK_DEFINITIONS, `TaskDefinition(dataset=..., reward=...)`.
 
     `dataset` is a `Dataset`; rows, each a dict with a `prompt` or an `Example`; or a function of the options that gives
-    one of these. `reward` is a function of (completion, example), which may have a third parameter, `options`; or a
-    function or class of `options` alone that makes one. An episode has none.
+    one of these. `reward` is a function of (completion, example), which may have a third parameter, `options`; a
+    function or class of `options` alone that makes one; or one in the form of TRL or verl, or a list of them. An
+    episode has none.
     A text names a function by its module, `minrl.tasks.hanoi:dataset`, which is imported when the task is used; without
     a module, `:reward`, it is in that of the dataset.
     """
 
     dataset: Dataset | Iterable[Row | Example] | Callable[..., Any] | str
-    reward: Callable[..., Any] | str | None = None
+    reward: Callable[..., Any] | Sequence[Any] | str | None = None
     options: type | str = RowOptions
     """The dataclass of the options, which are flags."""
     more: Callable[[Any], Mapping[str, Any]] | str | None = None
@@ -42,8 +52,8 @@ class TaskDefinition:
     words: Callable[[Any], tuple[str, ...]] | str | None = None
     """A function of the options that gives words which every embedded base model knows, whatever its task. A task's
     vocabulary is for its own model."""
-    tool: str = ""
-    """The row of TOOLS with which the task is always played."""
+    tool: str | Sequence[Callable[..., Any]] = ""
+    """The row of TOOLS with which the task is always played, or functions that are its tools."""
 
     def __post_init__(self) -> None:
         if isinstance(self.dataset, Iterator):  # a second run reads the rows again
@@ -54,7 +64,8 @@ class TaskDefinition:
     @property
     def options_class(self) -> type:
         """The dataclass of the options."""
-        return self._named(self.options)
+        found = self._named(self.options)
+        return SumOptions if found is RowOptions and weighted_rewards(self._named(self.reward)) else found
 
     @property
     def module(self) -> str:
@@ -74,7 +85,13 @@ class TaskDefinition:
     def make(self, options: Any) -> Task:  # noqa: ANN401 - an object of `options`
         """The task with these options."""
         more = dict(self._named(self.more)(options)) if self.more else {}
-        reward = _with_options(self._named(self.reward), options) if self.reward else None
+        reward: Any = self._named(self.reward)
+        if weighted_rewards(reward):
+            own = options if isinstance(options, SumOptions) else SumOptions()
+            reward = TrlOrVerlReward(self._full(self.reward), own.solved_at, own.solved_by)
+            more = {"group": reward.sees_group, "notes": functools.partial(_notes, reward), **more}
+        elif reward is not None:
+            reward = _with_options(reward, options)
         if reward is not None and not more.get("cheap") and not is_importable(reward):
             say_runs_here(getattr(self._named(self.reward), "__name__", "the task"))
             more["cheap"] = True
@@ -104,13 +121,16 @@ class TaskDefinition:
         """What a text names, imported; other values as they are."""
         if not isinstance(value, str):
             return value
-        return imported(value if value[:1] != ":" else f"{self.module}{value}")
+        return imported(self._full(value))
+
+    def _full(self, value: Any) -> Any:  # noqa: ANN401 - whatever the row holds
+        """A text with the module of what it names; other values as they are."""
+        return f"{self.module}{value}" if isinstance(value, str) and value[:1] == ":" else value
 
 
-def imported(name: str) -> Any:  # noqa: ANN401 - whatever it names
-    """What `module:attribute` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+def _notes(reward: TrlOrVerlReward) -> tuple[str, ...]:
+    other = "" if reward.names_maximum else ": the task's options solved-at and solved-by say otherwise"
+    return (f"solved is {reward.solved()}{other}",)
 
 
 def definition_of(name: str, row: object) -> TaskDefinition:
@@ -138,14 +158,6 @@ def require_options(options: object) -> None:
     required = [one.name for one in fields(options) if one.default is MISSING and one.default_factory is MISSING]
     if required:
         raise UserError(f"each option of a task needs a default, {options.__name__}.{required[0]} has none")
-
-
-def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters by name; none of a built-in function that does not say."""
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
 
 
 def called(function: Callable[..., Any], options: Any, *given: Any) -> Any:  # noqa: ANN401 - the user's function

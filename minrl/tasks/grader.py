@@ -1,7 +1,7 @@
-"""The function of a job that grades a completion, what it pays where the completion broke it, and bounds of its time.
+"""The function of a job that grades a completion, its result where the completion broke it, and bounds of its time.
 
 What a completion causes is scored, what the machine causes is not. A completion that takes too long or too much memory
-to grade, or that ends the process that grades it, is paid the worst reward: with none it would have advantage 0, which
+to grade, or that ends the process that grades it, earns the worst reward: with none it would have advantage 0, which
 is more than a wrong answer has.
 """
 

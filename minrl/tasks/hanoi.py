@@ -50,6 +50,10 @@ LIST_INSTRUCTIONS = (
 PROGRESS_REWARD = 0.2
 MOST_BOARDS = 20
 """Boards of each number of disks that are posed for each set of pegs, at most."""
+SKILL = 0.6
+"""Probability that a move of a demonstration is the best one; otherwise it is any legal one."""
+PATIENCE = 0.6
+"""Probability that a demonstration continues after a move that was not the best one."""
 MAX_DETOUR = 3
 """An answer may have so many times the moves that the hardest board of its disks needs."""
 
@@ -85,10 +89,6 @@ class HanoiOptions(TaskOptions):
     """The pegs of a board are any three of so many names: A, B, C and so on."""
     held_out_share: HeldOut = 0.25
     """Share of the sets of three pegs whose boards are never trained on; with lists, of the towers, the highest."""
-    skill: Annotated[float, Bound(above=0, below=1)] = 0.6
-    """Probability that a move of a demonstration is the best one; otherwise it is any legal one."""
-    patience: Annotated[float, Bound(above=0, below=1)] = 0.6
-    """Probability that a demonstration goes on after a move that was not the best one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -257,7 +257,7 @@ def dataset(options: HanoiOptions) -> Dataset:
 def more(options: HanoiOptions) -> dict[str, Any]:
     """What lets the embedded base model play it."""
     if options.form == "lists":
-        return {"cheap": True, "shortest_answer": _listed_answer}
+        return {"cheap": True, "solution": _listed_answer}
 
     def play(example: Example, skill: float, rng: random.Random) -> str:
         board, goal, pegs = tuple(example["board"]), example["goal"], example["pegs"]
@@ -268,13 +268,13 @@ def more(options: HanoiOptions) -> dict[str, Any]:
             move = best if rng.random() < skill else rng.choice(legal_moves(board, pegs))
             moves.append(written(board, goal, pegs, move))
             board = moved(board, *move)
-            if move != best and rng.random() >= options.patience:
+            if move != best and rng.random() >= PATIENCE:
                 break
         return f"<answer> {' ; '.join(moves)} </answer>"
 
     return {
-        "demonstrations": lambda example, rng: play(example, options.skill, rng),
-        "shortest_answer": lambda example: play(example, 1.0, random.Random(0)),
+        "demonstrations": lambda example, rng: play(example, SKILL, rng),
+        "solution": lambda example: play(example, 1.0, random.Random(0)),
         "vocabulary": words(options),
         "cheap": True,
     }

@@ -2,8 +2,8 @@ r"""Do two mathematical answers agree? `\frac{1}{2}` and `0.5` do.
 
 The verdict is math-verify's on texts in LaTeX of one kind, with these differences:
 
-- A decimal of fewer than six digits is exact. `50\%` in the reference is 50 or 0.5; an answer names a percent only
-  where the problem asks for one.
+- Rational numbers are compared exactly, a decimal of fewer than six digits among them. `50\%` in the reference is 50
+  or 0.5; an answer names a percent only where the problem asks for one.
 - Bases and the brackets of lists must be the same where both are named.
 - An answer that denies or changes its value in words is wrong: `HEDGES`.
 - So is one that holds an expression of the problem which is not in the reference: `restates`.
@@ -166,7 +166,9 @@ def math_verify() -> Any:  # noqa: ANN401 - the library has no types
 
 
 def _verified(gold: str, answer: str) -> bool:
-    """math-verify's verdict. In prose it finds the answer itself."""
+    """math-verify's verdict, but two rational numbers must be equal: its tolerance is absolute, and 1/2^99 would be
+    1/2^98. In prose it finds the answer itself.
+    """
     library = math_verify()
     plain = library.LatexNormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
     latex = [library.LatexExtractionConfig(normalization_config=plain)]
@@ -174,4 +176,14 @@ def _verified(gold: str, answer: str) -> bool:
     given = library.parse(
         answer, latex if answer[:1] == "$" else [*latex, library.ExprExtractionConfig()], parsing_timeout=None
     )
-    return bool(library.verify(meant, given, allow_set_relation_comp=True, timeout_seconds=None))
+    if not library.verify(meant, given, allow_set_relation_comp=True, timeout_seconds=None):
+        return False
+    numbers = {value for one in (meant, given) if (value := _rational(one[0])) is not None}
+    return len(numbers) < 2 or "%" in gold + answer  # which it reads as a hundredth, or leaves out
+
+
+def _rational(found: Any) -> Any:  # noqa: ANN401 - sympy has no types
+    """The rational number that an expression of sympy is, or a variable is equal to in it; None of any other."""
+    value = found.rhs if getattr(getattr(found, "lhs", None), "is_Symbol", False) else found
+    value = value.doit() if getattr(value, "is_number", False) else None
+    return value if value is not None and value.is_Rational else None

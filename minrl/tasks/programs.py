@@ -33,7 +33,7 @@ def files_of(task: str) -> dict[str, Path]:
     names = [
         definition.options_class.__module__,
         definition.module,
-        *([find_tool(tool).wrap.__module__] if tool else []),
+        *(sorted(find_tool(tool).modules) if tool else []),
     ]
     found: dict[str, Path] = {}
     for name in names:

@@ -15,20 +15,20 @@ What a program prints follows from its source: each runs by itself, in an empty 
 of its seconds, may print something else when a resumed run plays its step again.
 """
 
-import contextlib
 import json
 import random
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from minrl.dataflow import Episode, Example, Job, Prompt, Turn, require
+from minrl.dataflow import Example, Job, Prompt, require
 from minrl.sandbox.calls import START_S, Limits, Outcome, describe, describe_python, python, run
 from minrl.tasks.code import START
-from minrl.tasks.grader import Grader, Reason
+from minrl.tasks.grader import Grader
 from minrl.tasks.task import Demonstrations, Task, ToolDefinition
+from minrl.tasks.tools import ToolResult, Tools, episode, stopped, tool_message
 from minrl.utils.settings import Bound, Settings
 from minrl.utils.text import unmarked
 
@@ -72,18 +72,6 @@ class PythonOptions(Settings):
             processes=16,
             output_bytes=4 * self.characters,
         )
-
-
-@dataclass(frozen=True)
-class ToolResult:
-    """What became of a call: what the role is shown, and whether the call failed."""
-
-    text: str
-    failed: bool = False
-
-
-NO_COSTS = {"tool_calls": 0.0, "tool_failed": 0.0}
-"""What a role's calls take, as parts of its reward without a weight."""
 
 
 def find_call(completion: str) -> tuple[str, str] | None:
@@ -144,11 +132,6 @@ def _problem(outcome: Outcome, options: PythonOptions) -> str:
     }.get(outcome.status, "")
 
 
-def stopped(reason: Reason) -> ToolResult:
-    """What is said of a program that broke even what runs it."""
-    return ToolResult(f"[stopped: {reason}]", failed=True)
-
-
 def with_instructions(prompt: Prompt, options: PythonOptions) -> Prompt:
     """The prompt with the tool's instructions: at the end of a system message, else in front of the first one."""
     said = INSTRUCTIONS.format(calls=options.calls, seconds=options.seconds, characters=options.characters)
@@ -160,47 +143,19 @@ def with_instructions(prompt: Prompt, options: PythonOptions) -> Prompt:
     return [{"role": "system", "content": said}, *prompt]
 
 
-def tool_message(prompt: Prompt, text: str) -> Prompt:
-    """What the tool says to a role whose prompts are texts, or messages, as this one."""
-    if isinstance(prompt, str):
-        return f"\n<tool_response>\n{text}\n</tool_response>\n"
-    return [{"role": "tool", "content": text}]
-
-
-def episode(task: Task, options: PythonOptions, example: Example, rng: random.Random) -> Episode:
-    """The task's episode, in which every role may call the tool before it ends a turn."""
-    costs: dict[str, dict[str, float]] = {}
-    with contextlib.closing(task.play(example, rng)) as played:
-        value: Any = None
-        while True:
-            try:
-                step = played.send(value)
-            except StopIteration as end:
-                return {
-                    role: replace(reward, parts={**reward.parts, **costs.get(role, NO_COSTS)})
-                    for role, reward in end.value.items()
-                }
-            if isinstance(step, Turn):
-                first = step.role not in costs
-                asked = replace(step, message=with_instructions(step.message, options)) if first else step
-                value = yield from _turn(asked, options, costs.setdefault(step.role, dict(NO_COSTS)))
-            else:
-                value = yield step
-
-
-def _turn(turn: Turn, options: PythonOptions, costs: dict[str, float]) -> Generator[Turn | Job, Any, str]:
-    """What a role says in the end, after its calls."""
+def python_tools(options: PythonOptions) -> Tools:
+    """The tool, with these options, in an episode."""
     job = Grader(run_program, stopped, warm=python, seconds=START_S + options.limits.wall_s)
-    while call := find_call(text := (yield turn)):
-        before, called = call
-        if costs["tool_calls"] == options.calls:
-            return before
-        program = program_of(called)
-        result = (yield Job(job, (program, options))) if program else ToolResult("[error] no program", failed=True)
-        costs["tool_calls"] += 1
-        costs["tool_failed"] += result.failed
-        turn = replace(turn, message=tool_message(turn.message, result.text), optional=True, shown_by="tool")
-    return text
+
+    def find(completion: str) -> tuple[str, list[str]] | None:
+        found = find_call(completion)
+        return found and (found[0], [found[1]])
+
+    def run_call(call: str, example: Example) -> Job | ToolResult:
+        program = program_of(call)
+        return Job(job, (program, options)) if program else ToolResult("[error] no program", failed=True)
+
+    return Tools(options.calls, lambda prompt, example: with_instructions(prompt, options), find, run_call)
 
 
 WORDS = (OPEN, CLOSE, "<tool_response>", "</tool_response>", "print", "(", ")", "+", *map(str, range(19)))
@@ -220,7 +175,7 @@ def tool_demonstrations(shown: Demonstrations, options: PythonOptions) -> Demons
         if find_call(text) or rng.random() < 0.5:
             return [(asked, text), *others]
         call = f"{OPEN} print ( {first} + {second} ) {CLOSE}"
-        return [(asked, call), (tool_message(prompt, str(first + second)), text), *others]
+        return [(asked, call), (tool_message(prompt, [({}, str(first + second))]), text), *others]
 
     return demonstrations
 
@@ -232,7 +187,7 @@ def with_python(task: Task, options: PythonOptions) -> Task:
     said = str(with_instructions("", options)).split()
     return replace(
         task,
-        episode=partial(episode, task, options),
+        episode=partial(episode, task, python_tools(options)),
         demonstrations=shown,
         vocabulary=(*task.vocabulary, *WORDS, *said) if task.vocabulary else (),
         stop_strings=(*task.stop_strings, CLOSE),

@@ -94,7 +94,7 @@ def toolchain() -> Path:
     except SandboxError as error:
         raise UserError(
             f"Rust in {programs} does not run in the sandbox ({error}): install Rust where every user may read it "
-            "(RUSTUP_HOME=/opt/rustup), or bubblewrap"
+            "(RUSTUP_HOME=/opt/rustup)"
         ) from error
     return programs
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from minrl.dataflow import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, require
-from minrl.tasks.checked import played, require_example, reward_of
+from minrl.tasks.checked import played, require_example, reward_of, rewards_of
 from minrl.tasks.grader import Grader, worst_reward
 from minrl.tasks.thoughts import after_thoughts
 from minrl.utils.settings import Bound, LocalPath, Natural, Settings, meant
+from minrl.utils.text import stable_text
 
 Demonstration = str | Sequence[tuple[Prompt, str]]
 """A completion of the example's prompt, or one role's turns in an episode: each with its prompt and completion."""
@@ -85,18 +86,21 @@ class DeferredDataset(Dataset):
 
 
 class Sampled(str):
-    """The text of a completion as a run sampled it: with its token ids, the final stop token among them, and the
-    training step. A text from elsewhere has neither.
+    """The text of a completion as a run sampled it: with its token ids, the final stop token among them, the training
+    step, the mark of the thought that its prompt opened, and the message with calls of tools that the tokenizer's own
+    `parse_response` read. A text from elsewhere has none of these.
     """
 
     ids: tuple[int, ...] = ()
     step: int = 0
+    opened: str = ""
+    message: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, text: str, ids: Sequence[int], step: int) -> "Sampled":
+    def of(cls, text: str, ids: Sequence[int], step: int, opened: str = "") -> "Sampled":
         """The text with these ids."""
         made = cls(text)
-        made.ids, made.step = tuple(ids), step
+        made.ids, made.step, made.opened = tuple(ids), step, opened
         return made
 
 
@@ -113,8 +117,9 @@ class Task:
     """Imperfect plays, from which the embedded base model learns the form."""
     vocabulary: tuple[str, ...] = ()
     """The words of prompts and demonstrations, for the tokenizer of the embedded base model."""
-    shortest_answer: Callable[[Example], str] | None = None
-    """A shortest solution in the form of the demonstrations. A run warns if it is longer than a completion may be."""
+    group: bool = False
+    """Whether the reward is called with all completions of a prompt: with a list of them and a list of their examples.
+    It returns a list of rewards, in which None does not apply."""
     cheap: bool = False
     """Whether the reward is a pure function of microseconds, to be run in this process."""
     frozen_opponent: bool = False
@@ -128,7 +133,8 @@ class Task:
     seconds: float = 0.0
     """What the reward's own limits allow: its deadline is no earlier."""
     solution: Callable[[Example], str | None] | None = None
-    """A completion that solves the example, for `minrl audit`; None if its data has none."""
+    """A short completion that solves the example, in the form of the demonstrations; None if its data has none. A run
+    warns if it is longer than a completion may be, and `minrl audit` expects it to earn the full reward."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion, beside those of the run."""
     name: str = ""
@@ -149,6 +155,7 @@ class Task:
         takes = f"stop_strings must be a list of texts, got {self.stop_strings!r}"
         require(not isinstance(self.stop_strings, str), takes)
         require(self.reward is not None or self.episode is not None, "a task needs a reward or an episode")
+        require(self.reward is not None or not self.group, "an episode rewards its roles: only a reward has group=True")
 
     @property
     def members(self) -> Mapping[str, "Task"]:
@@ -160,15 +167,15 @@ class Task:
         return [""] * groups
 
     def play(self, example: Example, rng: random.Random) -> Episode:
-        """One episode of the example: the task's own, or a single turn. It pays in `Reward`s."""
+        """One episode of the example: the task's own, or a single turn. Its rewards are `Reward`s."""
         return played(self.name, self.episode, example, rng) if self.episode else self._single_turn(example)
 
     def reward_job(self, completion: str, example: Example) -> Job:
         """The work that makes the `Reward` of a completion."""
         assert self.reward is not None
-        function = functools.partial(reward_of, self.name, self.reward)
+        function = functools.partial(rewards_of if self.group else reward_of, self.name, self.reward)
         grader = Grader(function, functools.partial(worst_reward, self.worst), self.warm, self.seconds)
-        return Job(grader, (completion, example), cheap=self.cheap)
+        return Job(grader, (completion, example), cheap=self.cheap, group=self.group)
 
     def _single_turn(self, example: Example) -> Episode:
         completion = yield Turn(SOLO, example.prompt)
@@ -177,10 +184,23 @@ class Task:
 
 @dataclass(frozen=True)
 class ToolDefinition:
-    """A line of TOOLS: the dataclass of the tool's options, and the function that lets a task be played with it."""
+    """A line of TOOLS: the dataclass of the tool's options, and the function that lets a task be played with it, which
+    is also given the functions that are tools.
+    """
 
     options: type
-    wrap: Callable[[Task, Any], Task]
+    wrap: Callable[..., Task]
+    functions: tuple[Callable[..., Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name under which its options stand."""
+        return self.options.prefix.removesuffix(".")  # type: ignore[attr-defined]
+
+    @property
+    def modules(self) -> set[str]:
+        """The modules that it is written in."""
+        return {one.__module__ for one in (self.wrap, *self.functions)}
 
 
 def chat(system: str, user: str) -> list[Message]:
@@ -213,6 +233,13 @@ def is_held_out(example_id: str, share: float) -> bool:
 def identity_of(example: Example) -> str:
     """The identity of an example's problem."""
     return example.id
+
+
+def reference(example: Example) -> str:
+    """What a judge or a teacher knows of a right answer: the example's `answer`, else all its fields."""
+    fields = {name: value for name, value in example.fields.items() if name not in ("completion", "prompt")}
+    known = fields.get("answer", fields)
+    return known if isinstance(known, str) else stable_text(known, ensure_ascii=False)
 
 
 def split(examples: Iterable[Example], held_out_share: float, by: Callable[[Example], str] = identity_of) -> Dataset:

@@ -40,13 +40,14 @@ def turn(text: str) -> str:
 
 def after_thoughts(text: str) -> str:
     """What a completion says outside its thoughts, in its turn. A thought that is not closed goes on to the end, and a
-    mark that closes one that the prompt opened ends what stands before it.
+    mark that closes one that the prompt opened ends what stands before it. What a run sampled says whether
+    its prompt opened one (`Sampled.opened`).
 
     >>> after_thoughts("<think> 3? </think> It is 4. [THINK] 5? [/THINK] Yes."), after_thoughts("3? </think>4")
     (' It is 4. \\n Yes.', '4')
     """
     said: list[str] = []
-    start, thought = 0, False
+    start, thought = 0, bool(getattr(text, "opened", ""))
     for mark in _MARK.finditer(text):
         if not thought and mark["opens"]:
             said.append(text[start : mark.start()])
@@ -56,14 +57,18 @@ def after_thoughts(text: str) -> str:
     return turn("\n".join(filter(None, [*said, "" if thought else text[start:]])))
 
 
+def opened_by(shown: str) -> str:
+    """The mark of the thought that the end of a prompt opens; empty if it opens none."""
+    *_, last = [None, *_MARK.finditer(shown.rstrip())]
+    return last[0] if last is not None and last["opens"] and last.end() == len(shown.rstrip()) else ""
+
+
 def heard(shown: str, text: str) -> str:
-    """What a completion says behind the end of a prompt: with the mark of the thought that the prompt opened, if it
-    does not close it.
+    """What a completion says behind the end of a prompt, for readers who do not see the prompt: with the mark of the
+    thought that the prompt opened, if it does not close it.
 
     >>> heard("Assistant: <think>\\n", "It may be 5"), heard("Assistant: <think>\\n", "It may be 5 </think> 4")
     ('<think>It may be 5', 'It may be 5 </think> 4')
     """
-    *_, last = [None, *_MARK.finditer(shown.rstrip())]
-    opened = last is not None and last["opens"] and last.end() == len(shown.rstrip())
     first = _MARK.search(text)
-    return last[0] + text if opened and (first is None or first["opens"]) else text
+    return opened_by(shown) + text if first is None or first["opens"] else text

@@ -19,7 +19,6 @@ one a draw is the best result: there `solved`, a win, is 0, and the shares of dr
 
 import itertools
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -66,9 +65,6 @@ class TictactoeOptions(TaskOptions):
     """Pay 1, 0 and -1 for a win, a draw and a loss, as SPIRAL does, and not 1, 0.5 and 0."""
     max_opening: Annotated[int, Bound(least=0, most=8)] = 6
     """Training games begin after 0 to so many legal moves, each number as often."""
-
-
-_BOX = re.compile(r"\A\\boxed\s*\{\s*([0-9])\s*\}\Z")
 
 
 def to_move(board: Board) -> str:
@@ -136,7 +132,6 @@ def parse_move(completion: str, board: Board) -> str | None:
     answer = extract_answer(completion)
     named = after_thoughts(completion) if answer is None else answer
     named = unwrapped(plain_characters(named)) if len(named) <= MAX_ANSWER_CHARACTERS else ""
-    named = _BOX.sub(r"\1", named)
     return named if named in free_squares(board) else None
 
 

@@ -1,10 +1,10 @@
 """Attack a task's reward before anyone trains on it.
 
-The reward is given texts that earn nothing by construction, in the workers that a run has, and right answers. A text is
-paid unduly if it gets more than half of the way from what nonsense (or a wrong answer) gets to what a right answer
-gets, or to the maximum where none is known. A family has a fault if that happens for more than a quarter of its
-examples: a single one may have an answer that nobody thought of. A failure of the reward is a fault wherever it
-happens, and every right answer must be paid in full.
+The reward is given texts that earn nothing by construction, in the workers that a run has, and right answers. A wrong
+text succeeds if its reward is above (low + high) / 2: low is that of nonsense, or of a wrong answer if that is less;
+high is that of the right answer, or the maximum if none is known. A family has a fault if its texts succeed for more
+than a quarter of the examples: a single one may have an answer that nobody thought of. A failure of the reward is a
+fault wherever it happens, and every right answer must get the full reward.
 """
 
 import copy
@@ -13,45 +13,42 @@ import io
 import math
 import random
 import sys
-import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from minrl.dataflow import Example, Job, Mistake, finite, require
+from minrl.dataflow import Example, Job, Mistake, require
 from minrl.rewards.workers import NO_SECOND_RUN, Failure, Workers
 from minrl.sft.config import RewardConfig
 from minrl.tasks import Task, load_task
-from minrl.tasks.checked import as_reward
-from minrl.tasks.custom import NotForThisRow, RowOptions, TrlOrVerlReward
+from minrl.tasks.checked import as_reward, rewards_of
+from minrl.tasks.conventions import NotForThisRow, TrlOrVerlReward
+from minrl.tasks.definition import RowOptions
 from minrl.tasks.grader import Grader, Reason
 from minrl.tools.attacks import FAMILIES, NONSENSE, Answers, Attack, attacks
 from minrl.utils.cli import Command
+from minrl.utils.console import Table, print_tables
 from minrl.utils.files import write_json
 from minrl.utils.settings import Count, Seed, meant
 from minrl.utils.task_names import task_key
-from minrl.utils.text import one_line, printable
+from minrl.utils.text import end_of
 
 FORMS = ("{}", "<answer> {} </answer>", "\\boxed{{{}}}", "#### {}", "<think> </think> <answer> {} </answer>")
 """In which the fields of an example are tried as its answer."""
-AGAIN, AGAIN_FAMILIES = 16, ("gold", "nonsense", "empty", "other", "format")
-"""Texts that are paid again, and their families, in this order for each example."""
-WITH_WRONG_ANSWERS = ("candidates", "place", "longer")
-"""Families that say nothing about an example for which another example's answer is right as well."""
-MAY_FAIL = ("long", "scripts")
-"""Families of texts that are there to make the reward fail."""
-FALLS_ON = 0.25
-"""Share of the examples up to which texts may be paid."""
-SHOWN, WIDTH = 30, 100
-"""Characters of a text in the table, columns of the table."""
+REPEATED, REPEATED_FAMILIES = 16, ("gold", "nonsense", "empty", "other", "format")
+"""Texts that are scored again, and their families, in this order for each example."""
+LARGEST_SHARE = 0.25
+"""Share of the examples for which wrong texts may succeed."""
+SHOWN = 30
+"""Characters of a text in the table."""
 
 
 @dataclass(init=False)
 class AuditConfig(RewardConfig):
-    """Attack a task's reward before anyone trains on it. Ends with status 1 where it pays or breaks wrongly.
+    """Attack a task's reward before anyone trains on it. Ends with status 1 if it rewards wrong texts, or breaks.
 
     python -m minrl audit --task mine.py:name
     python -m minrl audit --task gsm8k --data-path rows.jsonl --output audit.json
@@ -65,9 +62,9 @@ class AuditConfig(RewardConfig):
     seed: Seed = 0
     """Seed of the choice of examples and of the demonstrations that are tried."""
     gold_column: str = ""
-    """Field of the examples that is a completion which solves them. Empty: what the task says, or what is found."""
+    """Field with a correct completion. Empty: what the task says, or what is found."""
     leave_out: tuple[str, ...] = ()
-    """Families of attacks that are not reported, such as `format` for a reward that is to pay for the form alone."""
+    """Families of attacks that are not reported, such as `format` for a reward of the form alone."""
     output: str = ""
     """JSON file of the findings. Empty: none is written."""
 
@@ -86,17 +83,17 @@ class AuditConfig(RewardConfig):
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the table. `given` and `paid` are of the first fault, else of the text that was paid most; `do` is the
-    fix, or why nothing was tried.
+    """A row of the table. `given` and `reward` are of the first fault, else of the text with the largest reward; `do`
+    says what to do, or why nothing was tried. `succeeded` is the number of wrong texts that did, or of failures.
     """
 
     family: str
     verdict: Literal["ok", "fault", "not tried"]
     given: str = ""
-    paid: str = ""
+    reward: str = ""
     do: str = ""
     tried: int = 0
-    fell: int = 0
+    succeeded: int = 0
 
 
 def main(command: Command[AuditConfig]) -> int:
@@ -106,7 +103,7 @@ def main(command: Command[AuditConfig]) -> int:
     if isinstance(options.get(key), RowOptions):  # nothing is trained here: all rows may be attacked
         options = {**options, key: replace(options[key], held_out_share=1.0)}  # type: ignore[type-var]
     task = load_task(config.task, options, config.data_path)
-    require(task.reward is not None, f"{key} is played over several turns: no single text of it can be paid")
+    require(task.reward is not None, f"{key} is played over several turns: no single text of it can be scored")
     reads_tokens = isinstance(task.reward, TrlOrVerlReward) and task.reward.reads_tokens
     require(not reads_tokens, f"{key} reads completion_ids, which the audit's texts do not have")
     for note in task.notes():  # before the workers start: they have the walls that it finds
@@ -114,11 +111,8 @@ def main(command: Command[AuditConfig]) -> int:
     findings, answers = audit(task, config)
     faults = [one.family for one in findings if one.verdict == "fault"]
     counts = [sum(one.verdict == name for one in findings) for name in ("ok", "not tried")]
-    sys.stdout.writelines(f"{line}\n" for line in table(findings))
-    sys.stdout.write(
-        f"\n{printable(key)}: {len(faults)} fault{'s' * (len(faults) != 1)}, {counts[0]} ok, {counts[1]} not tried; "
-        f"right answers: {answers.source or 'none'}\n"
-    )
+    said = f"{len(faults)} fault{'s' * (len(faults) != 1)}, {counts[0]} ok, {counts[1]} not tried"
+    print_tables([table(key, findings, f"{key}: {said}; right answers: {answers.source or 'none'}")])
     if config.output:
         rows = [{**asdict(one), "given": one.given[:2000]} for one in findings]
         made = {"task": config.task, "data_path": config.data_path, "seed": config.seed}
@@ -126,27 +120,24 @@ def main(command: Command[AuditConfig]) -> int:
     return int(bool(faults))
 
 
-def table(findings: Sequence[Finding]) -> Iterator[str]:
-    """A line for each family, with a further one for what to do."""
-    yield f"{'family':<11} {'verdict':<9} {'tried':>5}  {'given':<{SHOWN}}  paid"
+def table(title: str, findings: Sequence[Finding], result: str) -> Table:
+    """A line for each family, and below what to do, and the result."""
+    lines = []
     for one in findings:
         verdict = one.verdict.upper() if one.verdict == "fault" else one.verdict
-        text = repr(one.given) if one.paid else ""
+        text = repr(one.given) if one.reward else ""
         text = text if len(text) <= SHOWN else f"{text[: SHOWN - 12]} ... {text[-7:]}"
-        line = f"{one.family:<11} {verdict:<9} {one.tried:>5}  {text:<{SHOWN}}  {one_line(one.paid)}"
-        note = f"{FAMILIES[one.family].tries}: {one.do}" if one.verdict == "fault" else one.do
-        yield from textwrap.wrap(line.rstrip(), WIDTH, subsequent_indent=" " * 12)
-        yield from textwrap.wrap(note, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
+        lines.append([one.family, verdict, str(one.tried), text, one.reward])
+    notes = [*(f"{one.family}: {one.do}" for one in findings if one.do), f"\n{result}"]
+    return Table(title, ["family", "verdict", "tried", "given", "reward"], lines, notes)
 
 
-# What the reward pays, and how it fails
+# What the reward returns, and how it fails
 
 
 @dataclass(frozen=True)
-class Paid:
-    """What was paid, or `why` there is no value: by a `failure`, of the family that is called so, or by None of TRL's
-    form.
-    """
+class Scored:
+    """A reward, or `why` there is none: by a `failure`, of the family that is called so, or by None of TRL's form."""
 
     value: float | None = None
     solved: bool = False
@@ -159,94 +150,108 @@ class Paid:
         return self.why if self.value is None else f"{self.value:g}{' (full)' if self.solved else ''}"
 
 
-Result = tuple[Attack, Paid]
+Result = tuple[Attack, Scored]
 
 
-class Payer:
-    """Pays attacks on the examples of a task, in workers."""
+class Scorer:
+    """Scores attacks on the examples of a task, in workers. A reward that sees a group is given each text beside
+    nonsense and, once there are `answers`, a right one.
+    """
 
     def __init__(self, task: Task, examples: Sequence[Example], deadline_s: float) -> None:
         self.task, self.examples, self.deadline_s = task, examples, deadline_s
+        self.answers = Answers()
 
-    def pay(self, planned: Sequence[Attack], count: int) -> list[Result]:
-        """What the task pays for each, in so many workers (0: one per core)."""
+    def score(self, planned: Sequence[Attack], count: int) -> list[Result]:
+        """The task's reward for each, by so many workers (0: one per core)."""
+        return [
+            (one, scored[0]) for one, scored in zip(planned, self._score([[o] for o in planned], count), strict=True)
+        ]
+
+    def score_together(self, planned: Sequence[Attack]) -> list[Result]:
+        """The rewards for the texts of each example in one call."""
+        groups = [
+            [one for one in planned if one.number == number] for number in dict.fromkeys(o.number for o in planned)
+        ]
+        scored = self._score(groups, 1)
+        return [pair for own, one in zip(groups, scored, strict=True) for pair in zip(own, one, strict=False)]
+
+    def _score(self, groups: Sequence[Sequence[Attack]], count: int) -> list[list[Scored]]:
+        """The rewards for the texts of each group, and for those beside them."""
+        task, jobs = self.task, []
+        assert task.reward is not None
+        grader = Grader(functools.partial(_attempt, task.reward, task.group), _broken, task.warm, task.seconds)
+        for own in groups:
+            number, texts = own[0].number, [one.text for one in own]
+            if task.group:
+                peers = [NONSENSE[0], *filter(None, [self.answers.texts.get(number)])]
+                texts += [text for text in peers if text not in texts]
+            jobs.append(Job(grader, (texts, [self.examples[number]] * len(texts)), group=task.group))
         with closing(Workers(count, self.deadline_s)) as workers:
-            assert self.task.reward is not None
-            grader = Grader(functools.partial(_attempt, self.task.reward), _broken, self.task.warm, self.task.seconds)
-            jobs = [Job(grader, (one.text, self.examples[one.number])) for one in planned]
-            return list(zip(planned, map(_unless_failed, workers.run(jobs)), strict=True))
-
-    def pay_together(self, planned: Sequence[Attack]) -> list[Result]:
-        """What a function of TRL's form pays for all in one call."""
-        assert isinstance(self.task.reward, TrlOrVerlReward)
-        texts, examples = [one.text for one in planned], [self.examples[one.number] for one in planned]
-        with closing(Workers(1, self.deadline_s)) as workers:
-            (result,) = workers.run([Job(Grader(self.task.reward.together, _broken), (texts, examples))])
-        if isinstance(result, Failure | Paid):
-            return [(one, _unless_failed(result)) for one in planned]
-        return list(zip(planned, map(_of_batch, result), strict=True))
+            results = workers.run(jobs)
+        return [
+            one if isinstance(one, list) else [_unless_failed(one)] * len(own)
+            for one, own in zip(results, groups, strict=True)
+        ]
 
 
-def _broken(reason: Reason) -> Paid:
+def _broken(reason: Reason) -> Scored:
     """The result of a reward whose worker was lost."""
     why = {"timeout": "no reward within the deadline", "memory": "out of memory, or too deep a recursion"}
     failure = "slow" if reason == "timeout" else "crash"
-    return Paid(failure=failure, why=why.get(reason, "the process of the reward ended"))
+    return Scored(failure=failure, why=why.get(reason, "the process of the reward ended"))
 
 
-def _attempt(reward: Callable[[str, Example], Any], completion: str, example: Example) -> Paid:
-    """Call a reward, and tell apart what it does wrong. Runs in a worker."""
-    printed = io.StringIO()
+def _attempt(reward: Callable[..., Any], group: bool, texts: list[str], examples: list[Example]) -> list[Scored]:
+    """Call a reward for texts of one example, and tell apart what it does wrong. Runs in a worker."""
+    printed, none = io.StringIO(), Scored(why="None")
     with redirect_stdout(printed), redirect_stderr(printed):
         try:
-            given = as_reward(reward(completion, copy.deepcopy(example)))
-            paid = Paid(given.value, given.solved, given.maximum)
+            own: list[Example] = list(map(copy.deepcopy, examples))
+            given = rewards_of("", reward, texts, own) if group else [as_reward(reward(texts[0], own[0]))]
+            scored = [Scored(one.value, one.solved, one.maximum) if one else none for one in given]
         except (MemoryError, RecursionError):
             raise  # the grader knows these
         except NotForThisRow:
-            paid = Paid(why="None")
+            scored = [none] * len(texts)
         except Mistake as error:
-            paid = Paid(failure="returns", why=_last_line(str(error)))
+            scored = [Scored(failure="returns", why=_last_line(str(error)))] * len(texts)
         except (Exception, SystemExit) as error:  # the task's own code
-            paid = Paid(failure="raises", why=_last_line(f"{type(error).__name__}: {error}"))
-    return replace(paid, printed=printed.getvalue().strip()[:200])
+            scored = [Scored(failure="raises", why=_last_line(f"{type(error).__name__}: {error}"))] * len(texts)
+    return [replace(one, printed=printed.getvalue().strip()[:200]) for one in scored]
 
 
-def _of_batch(value: Any) -> Paid:  # noqa: ANN401 - a task's code may return anything
-    try:
-        return Paid(why="None") if value is None else Paid(finite("a reward", value))
-    except Mistake as error:
-        return Paid(failure="returns", why=_last_line(str(error)))
-
-
-def _unless_failed(result: Paid | Failure) -> Paid:
-    if isinstance(result, Paid):
+def _unless_failed(result: Scored | Failure) -> Scored:
+    if isinstance(result, Scored):
         return result
-    return Paid(failure="slow" if result.reason == NO_SECOND_RUN else "raises", why=_last_line(result.reason))
+    return Scored(failure="slow" if result.reason == NO_SECOND_RUN else "raises", why=_last_line(result.reason))
 
 
 def _last_line(text: str) -> str:
-    return one_line(text.strip().splitlines()[-1])[:200]
+    return end_of(text)[:200]
 
 
 # Right answers
 
 
-def find_answers(payer: Payer, config: AuditConfig) -> Answers:
+def find_answers(scorer: Scorer, config: AuditConfig) -> Answers:
     """The answers in the column that the user names, else those that the task says, else those that are found: a
-    demonstration or a field of the example in a usual form that is paid in full where nonsense is not.
+    demonstration or a field of the example in a usual form that gets the full reward where nonsense does not.
     """
-    column, task, examples = config.gold_column, payer.task, payer.examples
+    column, task, examples = config.gold_column, scorer.task, scorer.examples
     if column:
         texts = {number: str(example[column]) for number, example in enumerate(examples)}
         return Answers.of(texts, f"--gold-column {column}", True)
-    for name, says in (("solution", task.solution), ("shortest_answer", task.shortest_answer)):
-        said = {number: text for number, one in enumerate(examples) if says is not None and (text := says(one))}
-        if said:
-            return Answers.of(said, f"the task's {name}", True)
+    solution = task.solution
+    said = {number: text for number, one in enumerate(examples) if solution is not None and (text := solution(one))}
+    if said:
+        return Answers.of(said, "the task's solution", True)
     guesses = [Attack("", n, text) for n, one in enumerate(examples) for text in _guesses(task, one, config.seed)]
-    paid = payer.pay(guesses, config.reward_workers)
-    full = [one for one, paid in paid if paid.value is not None and paid.solved]
+    full = [
+        one
+        for one, scored in scorer.score(guesses, config.reward_workers)
+        if scored.value is not None and scored.solved
+    ]
     given_away = {one.number for one in full if one.text in NONSENSE}
     found = {one.number: one.text for one in reversed(full) if one.number not in given_away}
     return Answers.of(found, "found by trying" if found else "", False)
@@ -258,7 +263,7 @@ def _guesses(task: Task, example: Example, seed: int) -> Sequence[str]:
     fields = [value for value in example.fields.values() if isinstance(value, str | int | float)]
     values = [value for value in fields if 0 < len(str(value)) <= 10_000]
     texts = [*(one for one in said if isinstance(one, str)), *(form.format(one) for one in values for form in FORMS)]
-    return list(dict.fromkeys([*texts, *NONSENSE]))
+    return list(dict.fromkeys([*texts, *NONSENSE[:2]]))
 
 
 # The audit
@@ -273,117 +278,121 @@ def audit(task: Task, config: AuditConfig) -> tuple[list[Finding], Answers]:
         rows = [row for row in rows if row.fields.get(column) is not None]
         require(bool(rows), f"--gold-column {column}: no such field; the examples have {have}")
     examples = random.Random(config.seed).sample(rows, min(config.examples, len(rows)))
-    payer = Payer(task, examples, config.reward_deadline_s)
+    scorer = Scorer(task, examples, config.reward_deadline_s)
     first = [Attack("nonsense", number, NONSENSE[0]) for number in range(min(2, len(examples)))]
-    tried = payer.pay(first, config.reward_workers)
-    if all(paid.failure for _, paid in tried):  # each further text would take the deadline
+    tried = scorer.score(first, config.reward_workers)
+    if all(scored.failure for _, scored in tried):  # each further text would take the deadline
         return [fault(tried[0][1].failure, tried, len(tried))], Answers()
-    answers = find_answers(payer, config)
+    answers = scorer.answers = find_answers(scorer, config)
     left_out = {*config.leave_out} - {"nonsense", "gold", "other"}  # by which the others are judged
     planned = [one for one in attacks(examples, answers, config.seed) if one.family not in left_out]
-    results = payer.pay(planned, config.reward_workers)
-    unpaid = all(paid.value is None and not paid.failure for _, paid in results)
-    require(not unpaid, "the reward returns None for every text: it applies to none of these rows")
-    judge = Judge(results, answers, not isinstance(task.reward, TrlOrVerlReward))
-    found = {name: judge.finding(name) for name in FAMILIES} | _paid_again(payer, results)
+    results = scorer.score(planned, config.reward_workers)
+    applies = any(scored.value is not None or scored.failure for _, scored in results)
+    require(applies, "the reward returns None for every text: it applies to none of these rows")
+    names_maximum = not isinstance(task.reward, TrlOrVerlReward) or task.reward.names_maximum
+    verdicts = Verdicts(results, answers, names_maximum)
+    found = {name: verdicts.finding(name) for name in FAMILIES} | _scored_again(scorer, results)
     return [found[name] for name in FAMILIES if name not in config.leave_out], answers
 
 
-def _paid_again(payer: Payer, results: Sequence[Result]) -> dict[str, Finding]:
+def _scored_again(scorer: Scorer, results: Sequence[Result]) -> dict[str, Finding]:
     """The findings on the same texts in other processes and orders, and together."""
-    own = [one for one, paid in results if one.family in AGAIN_FAMILIES and not paid.failure]
-    texts = sorted(own, key=lambda one: (one.number, AGAIN_FAMILIES.index(one.family)))[:AGAIN]
+    own = [one for one, scored in results if one.family in REPEATED_FAMILIES and not scored.failure]
+    texts = sorted(own, key=lambda one: (one.number, REPEATED_FAMILIES.index(one.family)))[:REPEATED]
     if not texts:
-        why = "no text was paid that could be paid again"
-        return {name: Finding(name, "not tried", do=why) for name in ("repeatable", "batch")}
-    one_by_one = payer.pay([*texts, *texts[::-1]], 1)
-    found = {"repeatable": _compared("repeatable", [*one_by_one, *payer.pay([*texts, *texts], 4)], len(texts))}
-    if not (isinstance(payer.task.reward, TrlOrVerlReward) and payer.task.reward.takes_batches):
-        found["batch"] = Finding("batch", "not tried", do="the reward is called with one completion at a time")
-    elif found["repeatable"].verdict == "fault":
-        found["batch"] = Finding("batch", "not tried", do="see repeatable")
+        return {name: _not_tried(name, "every text made the reward fail") for name in ("repeatable", "batch")}
+    one_by_one = scorer.score([*texts, *texts[::-1]], 1)
+    repeatable = _compared("repeatable", [*one_by_one, *scorer.score([*texts, *texts], 4)], len(texts))
+    if not scorer.task.group:
+        batch = _not_tried("batch", "the reward is called with one completion at a time")
+    elif repeatable.verdict == "fault":
+        batch = _not_tried("batch", "see repeatable")
     else:
-        columns = payer.examples[texts[0].number].fields.keys()
-        alike = [one for one in texts if payer.examples[one.number].fields.keys() == columns]
-        found["batch"] = _compared("batch", [*one_by_one, *payer.pay_together(alike)], len(alike))
-    return found
+        batch = _compared("batch", [*one_by_one, *scorer.score_together(texts)], len(texts))
+        batch = replace(batch, verdict="ok")  # it may compare, which is said
+    return {"repeatable": repeatable, "batch": batch}
 
 
 def _compared(name: str, results: Sequence[Result], tried: int) -> Finding:
-    """Whether equal texts were paid alike."""
+    """Whether equal texts had equal rewards."""
     first = dict(reversed(results))
     differ = [
-        (one, paid) for one, paid in results if (first[one].failure, first[one].value) != (paid.failure, paid.value)
+        (one, replace(after, why=f"{first[one]}, then {after}", value=None))
+        for one, after in results
+        if (first[one].failure, first[one].value) != (after.failure, after.value)
     ]
-    if not differ:
-        return Finding(name, "ok", tried=tried)
-    (one, after), *_ = differ
-    return Finding(name, "fault", one.text, f"{first[one]}, then {after}", FAMILIES[name].fix, tried, len(differ))
+    return fault(name, differ, tried) if differ else Finding(name, "ok", tried=tried)
 
 
-def fault(name: str, fallen: Sequence[Result], tried: int) -> Finding:
-    """A finding that begins with the shortest of the texts that the reward falls for."""
-    attack, paid = min(fallen, key=lambda one: len(one[0].text))
-    said = f"printed: {paid.printed}" if name == "prints" else str(paid)
-    return Finding(name, "fault", attack.text, said, FAMILIES[name].fix, tried, len(fallen))
+def _not_tried(name: str, why: str) -> Finding:
+    return Finding(name, "not tried", do=why)
 
 
-class Judge:
-    """Judges results by what nonsense and right answers are paid for the same example.
+def fault(name: str, results: Sequence[Result], tried: int) -> Finding:
+    """A finding that begins with the shortest of the texts that show the fault."""
+    attack, scored = min(results, key=lambda one: len(one[0].text))
+    said = f"printed: {scored.printed}" if name == "prints" else str(scored)
+    return Finding(name, "fault", attack.text, said, FAMILIES[name].about, tried, len(results))
 
-    Without `names_maximum`, as in TRL's form, a right answer must be paid more than nonsense, and no text more than it.
+
+class Verdicts:
+    """The findings on results, by what nonsense and right answers get for the same example.
+
+    Without `names_maximum`, as in TRL's form, a right answer must get more than nonsense, and no text more than it.
     """
 
     def __init__(self, results: Sequence[Result], answers: Answers, names_maximum: bool = True) -> None:
         self.results, self._answers, self._names_maximum = results, answers, names_maximum
-        self._paid = defaultdict[tuple[int, str], list[float]](list)
-        """What was paid for an example, by family; under no name all."""
-        for one, paid in results:
-            for family in (one.family, "") if paid.value is not None else ():
-                self._paid[one.number, family].append(paid.value or 0.0)
-        self._several = {one.number for one, paid in results if one.family == "other" and self._unduly(one, paid)}
+        self._rewards = defaultdict[tuple[int, str], list[float]](list)
+        """Of an example, by family; under no name all."""
+        for one, scored in results:
+            for family in (one.family, "") if scored.value is not None else ():
+                self._rewards[one.number, family].append(scored.value or 0.0)
+        self._several = {one.number for one, scored in results if one.family == "other" and self._succeeds(one, scored)}
 
-    def _unduly(self, attack: Attack, paid: Paid) -> bool:
-        """Whether a text that is not right is paid as if it were."""
-        if paid.value is None:
+    def _succeeds(self, attack: Attack, scored: Scored) -> bool:
+        """Whether a wrong text is rewarded as if it were right."""
+        if scored.value is None:
             return False
-        nothing, gold = min(self._nothing(attack), paid.value), self._paid[attack.number, "gold"]
-        answer_pays = bool(gold) and gold[0] > nothing
-        most = gold[0] if answer_pays else paid.maximum
-        return (not answer_pays and paid.solved) or paid.value > nothing + max(0.0, most - nothing) / 2
+        low, gold = min(self._low(attack), scored.value), self._rewards[attack.number, "gold"]
+        answer_gets_more = bool(gold) and gold[0] > low
+        high = gold[0] if answer_gets_more else scored.maximum
+        return (not answer_gets_more and scored.solved) or scored.value > low + max(0.0, high - low) / 2
 
-    def _in_full(self, attack: Attack, paid: Paid) -> bool:
-        if paid.value is None:
-            return not paid.failure
+    def _in_full(self, attack: Attack, scored: Scored) -> bool:
+        if scored.value is None:
+            return not scored.failure
         if self._names_maximum:
-            return paid.solved
-        return self._nothing(attack) < paid.value == max(self._paid[attack.number, ""])
+            return scored.solved
+        return self._low(attack) < scored.value == max(self._rewards[attack.number, ""])
 
-    def _nothing(self, attack: Attack) -> float:
-        """What nonsense is paid, or a wrong answer if that is less and no penalty."""
-        wrong = max(0.0, min(self._paid[attack.number, "other"], default=math.inf))
-        return min([*(self._paid[attack.number, "nonsense"] or [0.0]), wrong])
+    def _low(self, attack: Attack) -> float:
+        """The reward of nonsense, or of a wrong answer if that is less and no penalty."""
+        wrong = max(0.0, min(self._rewards[attack.number, "other"], default=math.inf))
+        return min([*(self._rewards[attack.number, "nonsense"] or [0.0]), wrong])
 
     def finding(self, name: str) -> Finding:
         """The finding of a family."""
         family = FAMILIES[name]
         if family.texts is None:
-            own = [(one, paid) for one, paid in self.results if one.family not in MAY_FAIL]
-            failed = [(one, paid) for one, paid in own if (paid.printed if name == "prints" else paid.failure == name)]
+            own = [(one, scored) for one, scored in self.results if not FAMILIES[one.family].may_fail]
+            failed = [
+                (one, scored) for one, scored in own if (scored.printed if name == "prints" else scored.failure == name)
+            ]
             return fault(name, failed, len(own)) if failed else Finding(name, "ok", tried=len(own))
-        found = [(one, paid) for one, paid in self.results if one.family == name]
-        failed = [(one, paid) for one, paid in found if paid.failure]
-        if name in MAY_FAIL and failed:
+        found = [(one, scored) for one, scored in self.results if one.family == name]
+        failed = [(one, scored) for one, scored in found if scored.failure]
+        if family.may_fail and failed:
             return fault(name, failed, len(found))
         if why := self._why_not_tried(name, found):
-            return Finding(name, "not tried", do=why)
-        judged = [one for one in found if name not in WITH_WRONG_ANSWERS or one[0].number not in self._several]
-        fallen = [one for one in judged if (not self._in_full(*one) if name == "gold" else self._unduly(*one))]
-        most = 0 if name == "gold" else FALLS_ON * len({attack.number for attack, _ in found})
-        if len({attack.number for attack, _ in fallen}) > most:
-            return fault(name, fallen, len(found))
-        attack, paid = max(found, key=lambda one: -math.inf if one[1].value is None else one[1].value)
-        return Finding(name, "ok", attack.text, str(paid), tried=len(found), fell=len(fallen))
+            return _not_tried(name, why)
+        tried = [one for one in found if not (family.only_right and one[0].number in self._several)]
+        wrong = [one for one in tried if (not self._in_full(*one) if name == "gold" else self._succeeds(*one))]
+        most = 0 if name == "gold" else LARGEST_SHARE * len({attack.number for attack, _ in found})
+        if len({attack.number for attack, _ in wrong}) > most:
+            return fault(name, wrong, len(found))
+        attack, scored = max(found, key=lambda one: -math.inf if one[1].value is None else one[1].value)
+        return Finding(name, "ok", attack.text, str(scored), tried=len(found), succeeded=len(wrong))
 
     def _why_not_tried(self, name: str, found: Sequence[Result]) -> str:
         """Why the texts of a family say nothing; empty where they do."""
@@ -393,4 +402,4 @@ class Judge:
             return "its answers have no such texts, or these may be right"
         if name in ("other", "near") and not self._answers.declared:
             return "its answers were found by trying, and others may be right as well: declare them as for `gold`"
-        return str(found[0][1]) if all(paid.value is None for _, paid in found) else ""
+        return str(found[0][1]) if all(scored.value is None for _, scored in found) else ""

@@ -16,8 +16,8 @@ from minrl.policy import Policy
 from minrl.rollout import completion_seed, heard_by
 from minrl.run.folder import resolve_model
 from minrl.run.setup import load_policy
-from minrl.tools.serve.config import ServeConfig
-from minrl.tools.serve.serve import as_trained
+from minrl.tools.config import ServeConfig
+from minrl.tools.serve import as_trained
 from minrl.utils.cli import parse
 
 
@@ -40,7 +40,7 @@ class LoadedPolicy:
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> list[list[str]]:
-        """`n` completions of each prompt, as the task's reward is told them. Temperature 0 is greedy; `max_tokens` is
+        """`n` completions of each prompt, as the task's reward sees them. Temperature 0 is greedy; `max_tokens` is
         the run's if it is None. A text is what the user says where the run's prompts are chats, behind their system
         message, and else the whole prompt. Raises `UserError` for a prompt that is empty or too long.
         """

@@ -1,7 +1,7 @@
 """Train over a grid of settings, and report on all runs side by side.
 
-The file is one of --config, in which lists are the values to try. All runs are checked before the first one starts. The
-same command again leaves out what is complete and resumes what is not.
+The file is one of --config, in which lists are the values to try. The settings of all runs are checked before the first
+one starts. The same command again leaves out what is complete and resumes what is not.
 """
 
 import itertools
@@ -11,11 +11,10 @@ import re
 import shlex
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import Any
@@ -24,22 +23,21 @@ import yaml
 
 from minrl.config import OptionsByTask, TrainerConfig
 from minrl.dataflow import UserError, require
-from minrl.report.page import write_report
-from minrl.report.runs import REPORTS, read_run
+from minrl.report.page import over_seeds, results, write_report
+from minrl.report.runs import REPORTS, groups_of, read_run
 from minrl.run.folder import RunFolder
-from minrl.run.sizes import UNKNOWN, num_weights, with_sizes
-from minrl.tasks import load_task
-from minrl.utils.cli import Command, near, parse, read_config_file, to_dict
+from minrl.run.sizes import with_sizes
+from minrl.utils.cli import Command, from_dict, near, read_config_file, to_dict
+from minrl.utils.console import Table, print_tables
 from minrl.utils.files import writing
 from minrl.utils.processor import own_cores
 from minrl.utils.settings import Count, Settings
 from minrl.utils.signals import answered, die_with_parent, exit_status
-from minrl.utils.task_names import task_key
 
 TRAINER = (sys.executable, "-m", "minrl", "train")
-Place = tuple[Sequence[int], str]
+Slot = tuple[Sequence[int], str]
 """An equal share of the cores, and where there are GPUs one of them, as CUDA_VISIBLE_DEVICES names it."""
-OWN = ("run_name", "resume", "preflight_only", "config")
+SET_BY_SWEEP = ("run_name", "resume", "preflight_only", "config")
 """Settings that a sweep gives its runs, or that would keep them from running."""
 
 
@@ -68,7 +66,7 @@ class Planned:
     """A run of the sweep: what its --config file holds, and the settings that follow from it."""
 
     name: str
-    given: Mapping[str, Any]
+    in_file: Mapping[str, Any]
     settings: TrainerConfig
     options: OptionsByTask
 
@@ -94,11 +92,12 @@ class Planned:
 def read_plan(path: Path) -> list[Planned]:
     """The runs of a file, seed by seed. Raises `UserError` in one line on what no run could be made of."""
     content = read_config_file(path)
-    settings = {str(name).replace("-", "_"): value for name, value in content.items()}
+    named = {str(name).replace("-", "_"): value for name, value in content.items()}
+    settings = {TrainerConfig.aliases.get(name, name): value for name, value in named.items()}
     try:
-        require(len(settings) == len(content), "a setting is given twice, with - and with _")
-        for name in OWN:
-            require(name not in settings, f"{name} is the sweep's own: leave it out")
+        require(len(settings) == len(content), "a setting is given twice, under two names")
+        for name in SET_BY_SWEEP:
+            require(name not in settings, f"{name} is set by the sweep: leave it out")
         require(not isinstance(settings.get("runs_dir"), list), "runs_dir is of all runs: give one")
         lists = {name: value for name, value in settings.items() if isinstance(value, list)}
         require(bool(lists) and all(lists.values()), "no run: give lists of values, as in `seed: [0, 1, 2]`")
@@ -106,9 +105,7 @@ def read_plan(path: Path) -> list[Planned]:
         cells = [
             dict(zip(names, values, strict=True)) for values in itertools.product(*[lists[name] for name in names])
         ]
-        # Of a path the last part is in a name, or all of it where two have the same last part.
-        whole = {name for name, own in lists.items() if len({Path(str(one)).name for one in own}) < len(own)}
-        planned = [_planned(sweep_name(path), {**settings, **own}, names, whole) for own in cells]
+        planned = [_planned(sweep_name(path), {**settings, **own}, names) for own in cells]
         for name, count in Counter(run.name for run in planned).items():
             require(count == 1, f"two runs would be {name}: list each value once")
         return planned
@@ -121,53 +118,47 @@ def sweep_name(path: Path) -> str:
     return re.sub(r"[^\w.+-]+", "-", path.stem, flags=re.ASCII).strip("-.")
 
 
-def _planned(sweep: str, given: Mapping[str, Any], varied: Sequence[str], whole: Collection[str]) -> Planned:
+def _planned(sweep: str, in_file: Mapping[str, Any], varied: Sequence[str]) -> Planned:
     """The run with these settings, named by those that vary: an edited grid makes new runs for what it adds."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(yaml.safe_dump(dict(given)))
-        file.flush()
-        command = parse(TrainerConfig, ["--config", file.name])
-        command = replace(command, config=with_sizes(command.config)[0])
-    values = to_dict(command.config, command.options)
+    config, options = from_dict(in_file, TrainerConfig)
+    config = with_sizes(config)[0]
+    values = to_dict(config, options)
     values |= {f"{task}.{name}": value for task, own in values.pop("tasks").items() for name, value in own.items()}
-    shown = {name: str(values[name]).replace("/", "-") if name in whole else values[name] for name in varied}
-    parts = [part(name, value) for name, value in shown.items() if name != "seed"]
-    name = "-".join([sweep, *parts, f"seed{command.config.seed}"])
-    return Planned(name, given, command.config.with_settings(run_name=name), command.options)
+    parts = [part(name, in_file[name], values[name]) for name in varied if name != "seed"]
+    name = "-".join([sweep, *parts, f"seed{config.seed}"])
+    return Planned(name, in_file, config.with_settings(run_name=name), options)
 
 
-def part(name: str, value: Any) -> str:  # noqa: ANN401 - a setting
-    """A setting in a name; of a path the last part."""
-    if isinstance(value, float):
-        value = f"{value:g}"
-    elif isinstance(value, str) and "/" in value:
-        value = Path(value).name
-    text = re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
+def part(name: str, written: Any, value: Any) -> str:  # noqa: ANN401 - a setting
+    """A setting in a name: its value, of a text as it is written."""
+    text = f"{value:g}" if isinstance(value, float) else str(written if isinstance(value, str) else value)
+    text = re.sub(r"[^\w.+-]+", "-", text, flags=re.ASCII).strip("-.")
     return text if name == "model_id" else f"{name}={text}"
 
 
 def main(command: Command[SweepConfig]) -> int:
-    """Train what is missing, write the report, name what failed."""
+    """Train what is missing, write the report, show its results, name what failed."""
     config, path = command.config, Path(command.config.file)
     require(bool(config.file), "name the file of the sweep first: minrl sweep FILE.yaml")
     planned = read_plan(path)
     if config.dry_run:
-        sys.stdout.writelines(f"{run.state}: {run.name} {json.dumps(run.given)}\n" for run in planned)
+        sys.stdout.writelines(f"{run.state}: {run.name} {json.dumps(run.in_file)}\n" for run in planned)
         return 0
-    places = places_for(config.at_once, on_cpu=all(run.settings.device == "cpu" for run in planned))
+    slots = slots_for(config.at_once, on_cpu=all(run.settings.device == "cpu" for run in planned))
     folder = planned[0].folder.parent / REPORTS / sweep_name(path)
     with writing(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     todo = [run for run in planned if run.state != "complete"]
-    require_sources(todo)
-    _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(places)} at once")
-    failed, stopped_by = train_all(todo, places, folder / "logs")
+    _say(f"{len(planned)} runs of {path}: {len(planned) - len(todo)} complete; {len(slots)} at once")
+    failed, stopped_by = train_all(todo, slots, folder / "logs")
     if stopped_by:
         _say("stopped: the same command resumes")
         return exit_status(stopped_by)
-    measured = [run.folder for run in planned if run.state != "new" and RunFolder(run.folder).metrics]
-    if measured:
-        write_report([read_run(one) for one in measured], folder, f"python -m minrl sweep {shlex.quote(str(path))}")
+    runs = [read_run(run.folder) for run in planned if run.state != "new" and RunFolder(run.folder).metrics]
+    if runs:
+        write_report(runs, folder, f"python -m minrl sweep {shlex.quote(str(path))}")
+        tables = {"Held-out pass@1": results(runs), "Means over seeds": over_seeds(groups_of(runs))}
+        print_tables(Table(title, *table) for title, table in tables.items() if table[1])
     if failed:
         why = "\n".join(failed)
         _say(
@@ -176,29 +167,12 @@ def main(command: Command[SweepConfig]) -> int:
     return int(bool(failed))
 
 
-def require_sources(runs: Sequence[Planned]) -> None:
-    """Refuse a run whose model cannot be read, or a task of which has no rows. What several runs share is read once."""
-    read: set[tuple[str, str, str]] = set()
-    for run in runs:
-        config = run.settings
-        model, runs_dir = config.model_id, config.runs_dir
-        require(not model or num_weights(model, runs_dir) != UNKNOWN, f"{run.name}: the model {model} cannot be read")
-        for name in config.task_names:
-            source = name, config.data_of(task_key(name)), repr(run.options)
-            try:
-                if source not in read:
-                    load_task(name, run.options, source[1]).dataset.sizes()
-            except UserError as error:
-                raise UserError(f"{run.name}: {error}") from error
-            read.add(source)
-
-
-def places_for(count: int, on_cpu: bool) -> list[Place]:
-    """Places for so many runs at once."""
+def slots_for(count: int, on_cpu: bool) -> list[Slot]:
+    """Slots for so many runs at once."""
     cores, gpus = own_cores(), visible_gpus() if count > 1 and not on_cpu else []
-    what = "GPU" if gpus else "core"
+    what, each = "GPU" if gpus else "core", max(1, len(cores) // count)
     require(count <= len(gpus or cores), f"--at-once {count}: there are {len(gpus or cores)} {what}s, one for each run")
-    shares = [cores[place * len(cores) // count : (place + 1) * len(cores) // count] or cores for place in range(count)]
+    shares = [cores[slot * each : (slot + 1) * each] or cores for slot in range(count)]
     return list(zip(shares, gpus or [""] * count, strict=False))
 
 
@@ -210,36 +184,36 @@ def visible_gpus() -> list[str]:
     return (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")[:count]
 
 
-def train_all(runs: Sequence[Planned], places: Sequence[Place], logs: Path) -> tuple[list[str], int]:
-    """Train the runs, as many at once as there are places. Returns a line on each that failed, and the signal that
+def train_all(runs: Sequence[Planned], slots: Sequence[Slot], logs: Path) -> tuple[list[str], int]:
+    """Train the runs, as many at once as there are slots. Returns a line on each that failed, and the signal that
     stopped the sweep (0: none). The first signal lets every run end its step and save it, a second one stops them at
     once. No run outlives the sweep, however that ends.
     """
-    waiting, free, going = list(runs), list(places), dict[Popen[bytes], tuple[str, Place]]()
-    failed, signals, passed_on = list[str](), list[int](), 0
+    waiting, free, going = list(runs), list(slots), dict[Popen[bytes], tuple[str, Slot]]()
+    failed, signals, stopped_by = list[str](), list[int](), 0
     with answered(lambda number, _: signals.append(number)):
         try:
-            while going or (waiting and not signals):
-                while waiting and free and not signals:
-                    run, place = waiting.pop(0), free.pop(0)
-                    going[_start(run, place, logs)] = run.name, place
+            while going or (waiting and not stopped_by):
+                while waiting and free and not stopped_by:
+                    run, slot = waiting.pop(0), free.pop(0)
+                    going[_start(run, slot, logs)] = run.name, slot
                     _say(f"{run.name} (log {near(logs / run.name)}.txt)")
-                for number in signals[passed_on:]:
-                    passed_on += 1
+                while signals:
+                    stopped_by = signals.pop(0)
                     for process in going:
-                        process.send_signal(number)
+                        process.send_signal(stopped_by)
                 time.sleep(0.1)
                 for process in [one for one in going if one.poll() is not None]:
-                    name, place = going.pop(process)
-                    free.append(place)
+                    name, slot = going.pop(process)
+                    free.append(slot)
                     _say(f"{name} has ended with status {process.returncode}")
-                    if process.returncode and not signals:
+                    if process.returncode and not stopped_by:
                         failed.append(_failure(name, process.returncode, logs / f"{name}.txt"))
         finally:
             for process in going:
                 process.kill()
                 process.wait()
-    return failed, signals[0] if signals else 0
+    return failed, stopped_by
 
 
 def _failure(name: str, status: int, log: Path) -> str:
@@ -248,9 +222,9 @@ def _failure(name: str, status: int, log: Path) -> str:
     return f"{name} {how}: {last} (log {near(log)})"
 
 
-def _start(run: Planned, place: Place, logs: Path) -> Popen[bytes]:
+def _start(run: Planned, slot: Slot, logs: Path) -> Popen[bytes]:
     """Start train with the run's settings in a file beside its log."""
-    cores, gpu = place
+    cores, gpu = slot
 
     def enter() -> None:
         die_with_parent()
@@ -258,7 +232,7 @@ def _start(run: Planned, place: Place, logs: Path) -> Popen[bytes]:
             os.sched_setaffinity(0, cores)
 
     config = logs / f"{run.name}.yaml"
-    config.write_text(yaml.safe_dump(dict(run.given)))
+    config.write_text(yaml.safe_dump(dict(run.in_file)))
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
     with (logs / f"{run.name}.txt").open("ab") as log:  # after what earlier sweeps wrote
         return Popen(

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import TextWrapper
 from typing import Any
 
-from minrl.dataflow import Prompt
-from minrl.models.chat import text_of
+from minrl.models.chat import shown
 from minrl.utils.text import cut, printable
 
 PROMPTS, COMPLETIONS = 4, 4
@@ -35,13 +34,6 @@ def sample_rows(lines: Iterable[Mapping[str, Any]]) -> list[Row]:
             texts = cut(shown(line["prompt"]), LONGEST), line["mode"], cut(line["completion"] or "", LONGEST)
             rows.append((*texts, line["reward"], line["solved"], parts))
     return [row for rows in groups.values() for row in rows]
-
-
-def shown(prompt: Prompt) -> str:
-    """A prompt as one text, with the role before each message."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(f"{message['role']}: {text_of(message)}" for message in prompt)
 
 
 def markdown(rows: Sequence[Row]) -> str:

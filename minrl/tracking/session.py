@@ -1,14 +1,14 @@
 """A run in progress: its steps, evaluations and checkpoints, what is recorded of them, and how it ends.
 
 A step's numbers are collected and written as one line, after its evaluation and before its checkpoint; the seconds of
-writing and saving count in the next step. The first signal lets a step end; its evaluation is then left to the run that
-resumes, and so is its line.
+writing and saving count in the next step. The first signal lets a step end, without an evaluation that has not begun.
+The run that resumes makes the evaluation that is due and missing, and writes the line again, with its figures.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,28 +19,26 @@ from torch import Tensor
 
 from minrl.algorithms import Advantages
 from minrl.dataflow import Rollout, UserError, require
-from minrl.evaluate.statistics import Evaluation
+from minrl.evaluate.statistics import Evaluation, shown
 from minrl.evaluation import result_line
 from minrl.models.scoring import LARGEST_GAP
 from minrl.report.lines import add_moved, readable, training_lines
+from minrl.rewards.episode import first_message
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import (
-    BEST,
     HASHES,
     best_in,
     is_best,
-    last_saved,
-    name_best,
+    newest,
+    note_scores,
     read_state,
     save_checkpoint,
-    step_name,
-    step_of,
     weights_sha256,
 )
-from minrl.run.folder import EVAL_BEFORE, RunFolder
+from minrl.run.folder import EVAL_BEFORE, RunFolder, step_name, step_of
 from minrl.run.records import begin, hyperparameters, next_steps, write_summary
 from minrl.run.setup import START, Parts
-from minrl.run.stopping import StepSignals, best_of, ended_by, fall, note_score, score_in, scores_of, why_ended
+from minrl.run.stopping import Score, StepSignals, best_of, ended_by, note_score, score_of, scores_of
 from minrl.sampling import every, warn_of_failures
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.metrics import over_processes, speeds, step_metrics
@@ -51,6 +49,7 @@ from minrl.update import Update
 from minrl.utils.cli import near
 from minrl.utils.console import FILE_ONLY, RESULT, activity
 from minrl.utils.files import read_record, write_json
+from minrl.utils.settings import flag_of
 from minrl.utils.signals import exit_status
 from minrl.utils.task_names import task_key
 
@@ -70,12 +69,10 @@ class Session:
     ) -> None:
         self.parts, self.run, self.state = parts, parts.run, parts.state
         self.processes, self.main = parts.policy.processes, parts.policy.processes.main
-        self.evaluations: dict[str, Evaluation] = {}
+        self.evaluations: dict[str, Evaluation] | None = None
         self.summary: dict[str, Any] = {}
         self._started, self._earlier_s = started, parts.state.seconds
         self._evaluate, self._diagnostics = evaluate or (lambda _: parts.evaluate()), diagnostics
-        self._evaluated_at: int | None = None
-        self._owed = False  # the step's evaluation is still to come
         self._signals, self._bar = StepSignals(self.processes), ExitStack()
         self._files: RunFiles | None = None
         self._saved, self._finished = self.run.checkpoint, False
@@ -87,11 +84,11 @@ class Session:
         self._signals.__enter__()  # before, nothing is written, and a signal stops at once
         try:
             self._open()
-            if self._owed or (self.state.step == 0 and self.parts.config.eval_first):
+            if self._evaluation_is_due:
                 self.evaluate()
                 self._write_line()
-            if self.main and self.parts.config.keep_best:
-                name_best(self.run.checkpoints, self.state)  # a stop or kill may have come before that
+                if self.main and self.run.checkpoint:
+                    note_scores(self.run.checkpoint, self.state)
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
@@ -108,7 +105,7 @@ class Session:
             cause = error if isinstance(error, UserError | KeyboardInterrupt) else None
             quietly = logger.bind(**{FILE_ONLY: True}).opt(exception=None if cause else error)
             quietly.error(f"{kind.__name__}: {error}")  # whoever catches it shows it on the terminal
-            saved = last_saved(self.run.checkpoints) or self.run.checkpoint
+            saved = newest(self.run.checkpoints) or self.run.checkpoint
             left = f"last checkpoint {saved}: {self.run.resume_command}" if saved else "no checkpoint was saved yet"
             logger.error(f"stopped at step {self.state.step}; {left}")
 
@@ -161,7 +158,7 @@ class Session:
                 members, limit = self.parts.task.members.items(), self.parts.config.max_tokens
                 self.add(step_metrics(sampled, {name: task.max_tokens or limit for name, task in members}))
             if self._shows(self.state.step):
-                self._show_samples("train", [result_line("sampled", one) for one in sampled.rollouts])
+                self._show_samples("train", (result_line("sampled", one) for one in sampled.rollouts))
         if sampled is not None and advantages is not None and update is not None:
             self._require_exact(update.metrics)
             self.add({**advantages.metrics, **update.metrics})
@@ -171,32 +168,35 @@ class Session:
                 with timed("eval"):
                     moved, curves = self._of_step.measure(sampled.rollouts, advantages.values, update)
                 self.add(curves)
-                lines = training_lines(policy, sampled.rollouts, advantages.values, update) if self.main else []
-                self.save_rollouts(self._of_step.tracked, lines, moved)
+                self.save_rollouts(self._of_step.tracked, (sampled.rollouts, advantages.values, update), moved)
                 self._of_step = None
         self._write_line(new_tokens, hashes)
 
     def save_rollouts(
-        self, tracked: Sequence[Rollout], lines: Sequence[dict[str, Any]] = (), moved: Tensor | None = None
+        self,
+        tracked: Sequence[Rollout],
+        trained: tuple[Sequence[Rollout], Tensor, Update] | None = None,
+        moved: Tensor | None = None,
     ) -> None:
-        """Write the step's rollouts and the held-out examples that are tracked through the run. `moved` says how far
-        the update moved each sampled token of both.
+        """Write the step's rollouts, with their advantages and update, and the held-out examples that are tracked
+        through the run. `moved` says how far the update moved each sampled token of both.
         """
         self._forget()
         if self._files is None:
             return
-        self._show_samples("tracked", [result_line("greedy", one) for one in tracked])
-        with timed("log"):
-            others = readable(self.parts.policy, tracked, "held_out")
-            add_moved([*lines, *others], moved)
-            self._files.rollouts(self.state.step, [*lines, *others])
+        self._show_samples("tracked", (result_line("greedy", one) for one in tracked))
+        with timed("log"), self._files.showing("rollouts"):
+            lines = training_lines(self.parts.policy, *trained) if trained else []
+            lines += readable(self.parts.policy, tracked, "held_out")
+            add_moved(lines, moved)
+            self._files.rollouts(self.state.step, lines)
 
-    def _show_samples(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+    def _show_samples(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Show the first of these completions on the boards."""
-        rows = sample_rows(lines)
-        if self._files is not None and rows:
-            with timed("log"):
-                self._files.show("samples", self.state.step, f"samples/{name}", rows)
+        if self._files is not None:
+            with timed("log"), self._files.showing("samples"):
+                if rows := sample_rows(lines):
+                    self._files.show("samples", self.state.step, f"samples/{name}", rows)
 
     def _require_exact(self, metrics: Mapping[str, float]) -> None:
         """Refuse a step whose engine should have sampled with the policy's own probabilities and did not."""
@@ -209,26 +209,24 @@ class Session:
         )
 
     def _write_line(self, new_tokens: int = 0, hashes: Mapping[str, str] | None = None) -> None:
-        """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock, and
-        learn whether the run is to stop.
-        """
+        """Write the step's line, start the next step's clock, and learn whether the run is to stop."""
         self.state.seconds = self._seconds
         seconds, memory = TIMERS.take()
         own = {**self._facts, **memory, **usage()}
         self.add(over_processes(self.processes.gather([own])))
-        # If the step's evaluation was left to this run, the seconds before the stop count too.
+        # Where the step's evaluation was left to this run, the seconds before the stop count too.
         self.add({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
         self.add(speeds(self._metrics, new_tokens))
         with timed("log"):
             metrics = {tag: float(value) for tag, value in self._metrics.items()}
-            if self._files is not None and not self._owed:
-                self._files.show("scalars", self.state.step, metrics)
+            if self._files is not None:
                 self._files.metrics(self.state.step, metrics)
-            if self._files is not None and hashes:
-                self._files.fingerprint(self.state.step, hashes)
+                if not (self.interrupted and self._evaluation_is_due):  # boards take a step once, when it is whole
+                    self._files.show("scalars", self.state.step, metrics)
+                if hashes:
+                    self._files.fingerprint(self.state.step, hashes)
             self._report(self.state.step, self._note(metrics))
-        self.state.unfinished = metrics if self._owed else {}
-        self._metrics, self._facts, self._owed = {}, {}, False
+        self._metrics, self._facts = {}, {}
         self._signals.ask()
 
     def _count(self) -> None:
@@ -243,7 +241,7 @@ class Session:
 
     def _note(self, metrics: Mapping[str, float]) -> str:
         """The note beside the bar."""
-        held_out = self.evaluations.get(task_key(self.parts.config.task))
+        held_out = (self.evaluations or {}).get(task_key(self.parts.config.task))
         note = [f"reward {metrics['reward/mean']:.2f}"] if "reward/mean" in metrics else []
         note += [f"loss {metrics['sft/loss']:.3f}"] if "sft/loss" in metrics else []
         if held_out is not None and held_out.measured:
@@ -257,45 +255,41 @@ class Session:
 
     # Evaluations and checkpoints
 
+    @property
+    def _evaluation_is_due(self) -> bool:
+        """Whether the state lacks a score that it should have."""
+        step, config = self.state.step, self.parts.config
+        due = every(config.eval_every, step) or step == config.steps if step else config.eval_first
+        return due and all(score.step != step for score in scores_of(self.state))
+
     def evaluate(self) -> None:
-        """Measure the held-out figures. After a signal they are left to the run that resumes, and a signal cuts them
-        short: the step's line waits for them.
-        """
+        """Measure the held-out figures. After a signal they are left to the run that resumes."""
         self._count()
-        self._owed, self.evaluations = True, {}  # two evaluations' rollouts may not fit into memory
+        self.evaluations = None  # two evaluations' rollouts may not fit into memory
         if self._signals.ask():
             return
-        with timed("eval"), self._signals.cutting_short():
-            self._note_evaluations(self._evaluate(self))
-            self._owed = False
+        with timed("eval"):
+            self.evaluations = self._evaluate(self)
         self._forget()
-
-    def _note_evaluations(self, evaluations: dict[str, Evaluation]) -> None:
-        """Add the held-out figures, and the score to the state."""
         state, config = self.state, self.parts.config
-        self._evaluated_at, self.evaluations = state.step, evaluations
-        if self._files is not None and any(one.results for one in evaluations.values()):
+        if self._files is not None and any(one.results for one in self.evaluations.values()):
             with timed("log"):
-                lines = ({"task": name, **line} for name, one in evaluations.items() for line in one.results)
+                lines = ({"task": name, **line} for name, one in self.evaluations.items() for line in one.results)
                 self._files.evaluation(state.step, lines)
-        for name, evaluation in evaluations.items():
+        for name, evaluation in self.evaluations.items():
             self._show_samples(f"held_out/{name}", evaluation.results)
             self.add(evaluation.metrics(name))
             logger.info(f"step {state.step}: {name} {evaluation.text()}")
             warn_of_failures(f"held-out episodes of {name}", evaluation.failures)
-        score = score_in(self._metrics, task_key(config.task), state.step)
+        score = score_of(self.evaluations.get(task_key(config.task)), state.step)
         note_score(state, self.processes.gather([score])[0])  # as the main process has it
-        fallen = fall(scores_of(state)) if score is not None else ""
-        if fallen:
-            best = best_in(self.run.checkpoints) if config.keep_best else None
-            logger.warning(f"step {state.step}: {fallen}" + (f": {best}" if best else ""))
         if state.step == 0 and self.main:
-            write_json(self.run.folder / EVAL_BEFORE, {k: one.to_json() for k, one in evaluations.items()})
+            write_json(self.run.folder / EVAL_BEFORE, {k: one.to_json() for k, one in self.evaluations.items()})
 
     def save_if_due(self) -> None:
         """Save a checkpoint every so many steps, after a signal, and where the score is the best so far."""
         config = self.parts.config
-        best = config.keep_best and self._evaluated_at == self.state.step
+        best = config.keep_best and any(score.step == self.state.step for score in scores_of(self.state))
         best = best and self.processes.on_main(lambda: is_best(self.run.checkpoints, self.state))
         if best or self.interrupted or every(config.save_every, self.state.step):
             self.save()
@@ -305,8 +299,8 @@ class Session:
         with timed("save"):
             if self._files is not None:
                 self._files.flush()
-            config, parts = self.parts.config, (self.parts.policy, self.parts.optimizer, self.state)
-            self._saved = save_checkpoint(self.run.checkpoints, *parts, config.keep_checkpoints, config.keep_best)
+            run, parts = self.run, (self.parts.policy, self.parts.optimizer, self.state, self.parts.config)
+            self._saved = save_checkpoint(run.checkpoints, run.folder, *parts)
             if self._files is not None:
                 self._files.fingerprint(self.state.step, {"files": read_state(self._saved)[HASHES]})
 
@@ -315,32 +309,27 @@ class Session:
     def _open(self) -> None:
         """Open the run's files, cut off what lies beyond the checkpoint, show the bar."""
         step, config = self.state.step, self.parts.config
-        logged: list[dict[str, Any]] = []
         if self.main:
             shown: dict[str, Any] = {}
             if config.task:
                 dataset = self.parts.task.dataset
-                shown["prompt"] = [*dataset.held_out[:1], *dataset.train[:1]][0].prompt
+                shown["prompt"] = first_message(self.parts.task, [*dataset.held_out[:1], *dataset.train[:1]][0])
                 shown["task_stop_strings"] = [*self.parts.task.stop_strings]
             cut_after = begin(self.run, config.steps, shown)
             self._files = RunFiles(self.run.folder, cut_after)
             earlier = RunFolder(self.run.folder).metrics
-            logged = [line for line in earlier if line["step"] == cut_after]
+            if step and earlier and self._evaluation_is_due:
+                self._metrics = {tag: value for tag, value in earlier.pop().items() if tag != "step"}
             self._files.open_boards(config.logger, self.parts.scored, hyperparameters(self.run), earlier)
             if self.run.checkpoint and "files" not in RunFolder(self.run.folder).fingerprints.get(step, {"files": ""}):
                 self._files.fingerprint(step, {"files": read_state(self.run.checkpoint)[HASHES]})  # killed before it
             self.parts.screen.log_to(self.run.folder / "log.txt")
-        logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
+        logger.info(f"run {self.run.folder}" + (f", resumed after step {step}" if step else ""))
         for name, task in self.parts.tasks.items():
             for note in task.notes():
                 logger.info(f"{name}: {note}")
         self._compare_sandboxes()
         self._report = self._bar.enter_context(activity("step", config.steps, done=step))
-        (logged, *_) = self.processes.gather([logged])
-        self._owed = bool(self.state.unfinished) and not logged
-        if self.state.unfinished and logged:  # it was killed after the evaluation that its checkpoint waits for
-            note_score(self.state, score_in(logged[0], task_key(config.task), step))
-        self._metrics = dict(self.state.unfinished) if self._owed else {}
         self._forget()
         usage()  # it measures from now on
         TIMERS.restart()
@@ -348,9 +337,11 @@ class Session:
     def _compare_sandboxes(self) -> None:
         """All processes of the run, perhaps of several machines, must have the same walls around untrusted code."""
         if self.processes.count > 1:
-            from minrl.sandbox.calls import LEVEL_VARIABLE, require_one_level
+            from minrl.sandbox.calls import LEVEL_VARIABLE
 
-            require_one_level(self.processes.gather([os.environ.get(LEVEL_VARIABLE, "")]))
+            levels = sorted({*self.processes.gather([os.environ.get(LEVEL_VARIABLE, "")])} - {""})  # the weakest first
+            found = f"the processes of the run have different levels of the sandbox, {' and '.join(levels)}"
+            require(len(levels) < 2, f"{found}: start all of them with {LEVEL_VARIABLE}={''.join(levels[:1])}")
 
     def finish(self, more: Mapping[str, Any] | None = None) -> int:
         """After a signal say how the run is resumed; else evaluate, write the summary with `more` in it, and show the
@@ -358,38 +349,47 @@ class Session:
         """
         if self.state.step and (self._saved is None or self._saved.name != step_name(self.state.step)):
             self.save()
-        if not self.interrupted and self._evaluated_at != self.state.step:
+        if not self.interrupted and self.evaluations is None:  # it was at its end already
             self.evaluate()
-            self._signals.ask()
         self._bar.close()
         if self.interrupted:
-            saved = f"saved {self._saved}; go on with: {self.run.resume_command}" if self._saved else ""
+            saved = f"saved {self._saved}; resume with: {self.run.resume_command}" if self._saved else ""
             logger.warning(saved or "stopped before the first step, with nothing to resume from")
             self._signals.ended()
             return exit_status(self._signals.stopped_by)
         self.state.seconds = self._seconds
         digest = weights_sha256(self.parts.policy)  # by all processes: it may be sharded
         if self.main:
-            before, best = read_record(self.run.folder / EVAL_BEFORE), read_record(self.run.checkpoints / BEST)
+            before = read_record(self.run.folder / EVAL_BEFORE)
             final = self._saved or Path(self.run.models[START]["path"])  # --stop-at was reached before the first step
-            facts = {"best": best, "ended_by": self._ended_by}
+            facts: dict[str, Any] = {"ended_by": self._ended_by}
+            if best := self._best:
+                score = {"pass@1": best.pass_at_1, "ci95": [best.low, best.high], "reward": best.reward}
+                facts["best"] = {"checkpoint": step_name(best.step), "step": best.step, **score}
             facts = {**{name: value for name, value in facts.items() if value}, **(more or {})}
-            self.summary = write_summary(self.run, self.state, digest, final, before, self.evaluations, facts)
+            self.summary = write_summary(self.run, self.state, digest, final, before, self.evaluations or {}, facts)
             self._show_results(before, final)
         self._finished = True
         return 0
 
+    @property
+    def _best(self) -> Score | None:
+        """The score of the best checkpoint that is kept."""
+        found = best_in(self.run.checkpoints) if self.parts.config.keep_best else None
+        return best_of(score for score in scores_of(self.state) if found and score.step == step_of(found))
+
     def _show_results(self, before: dict[str, dict], final: Path) -> None:
         """Show what can be done next, and the score last, where it stays on the screen."""
-        scores, best = scores_of(self.state), best_in(self.run.checkpoints)
-        logger.info("\n".join(next_steps(self.run, final, best, self._ended_by)))
+        best = self._best
+        kept = self.run.checkpoints / step_name(best.step) if best else None
+        logger.info("\n".join(next_steps(self.run, final, kept, self._ended_by)))
         done = f"{self.state.step} step{'s' * (self.state.step != 1)} in {self.state.seconds:.0f} s"
         if self._ended_by:
-            done += f", ended early: {why_ended(scores, self.parts.config)}"
+            done += f", ended early by {flag_of(self._ended_by)} {getattr(self.parts.config, self._ended_by):g}"
         done += f"; checkpoint {near(final)}"
-        if best is not None and best.name != final.name:
-            done += f"; the best, {best_of(score for score in scores if score.step == step_of(best))}: {best.name}"
-        shown = [compared(name, before.get(name), after.to_json()) for name, after in self.evaluations.items()]
+        if kept is not None and kept.name != final.name:
+            done += f"; the best, {best}: {kept.name}"
+        shown = [compared(name, before.get(name), after.to_json()) for name, after in (self.evaluations or {}).items()]
         logger.bind(**{RESULT: True}).info("\n".join([done, *shown]))
 
 
@@ -400,9 +400,9 @@ def compared(name: str, before: Mapping[str, Any] | None, after: Mapping[str, An
     solved = any(one and (one["pass@1"] or one["pass@1_greedy"]) for one in (before, after))
     what = "pass@1" if solved else "reward"
 
-    def shown(one: Mapping[str, Any] | None) -> str:
+    def figure(one: Mapping[str, Any] | None) -> str:
         if one is None or one[what] is None:
             return "not measured"
-        return f"{one[what]:.1%} ({one['ci95'][0]:.1%} to {one['ci95'][1]:.1%})" if solved else f"{one[what]:.3g}"
+        return shown(one[what], one["ci95"]) if solved else f"{one[what]:.3g}"
 
-    return f"{name}: held-out {'pass@1' if solved else 'mean reward'} {shown(before)} before, {shown(after)} after"
+    return f"{name}: held-out {'pass@1' if solved else 'mean reward'} {figure(before)} before, {figure(after)} after"

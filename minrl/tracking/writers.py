@@ -5,7 +5,8 @@ Every writer takes any tag. What the tags are, and where a new curve goes, is in
 
 A line of metrics.jsonl has all scalars of one step; metrics.csv is made of it. A line of fingerprints.jsonl has hashes
 of what the step sampled, was rewarded and compared, and of the files of its checkpoint, so that a step can be checked
-by repeating it. A resume removes what was written after its checkpoint, so each step is there once.
+by repeating it. A resume removes what was written after its checkpoint, so each step is there once; only a step that
+was stopped before its evaluation has a second line, with all of the first one's numbers, when that is made.
 """
 
 import hashlib
@@ -63,27 +64,27 @@ class RunFiles:
         self, name: str, tasks: Sequence[str], settings: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]
     ) -> None:
         """Open TensorBoard and the board of this name, which may lack `earlier` lines of metrics."""
-        with self._shown_on("tensorboard"):
+        with self.showing("tensorboard"):
             self._boards["tensorboard"] = TensorBoard(self.folder, tasks, settings, self._cut_after)
         if name != "tensorboard":
-            with self._shown_on(name):
+            with self.showing(name):
                 self._boards[name] = Board(name, self.folder, tasks, settings, self._cut_after, earlier)
 
     def show(self, method: str, *what: object) -> None:
         """Call the method of this name of each board."""
         for name, board in self._boards.items():
-            with self._shown_on(name):
+            with self.showing(name):
                 getattr(board, method)(*what)
 
     @contextmanager
-    def _shown_on(self, name: str) -> Iterator[None]:
-        """Whatever a board raises inside costs a warning, the first time: what only shows a run must not end it."""
+    def showing(self, name: str) -> Iterator[None]:
+        """Whatever is raised inside costs a warning, the first time: what only shows a run must not end it."""
         try:
             yield
         except Exception as error:
             if name not in self._warned:
                 what = one_line(f"{type(error).__name__}: {error}")
-                logger.warning(f"{name} does not show everything, metrics.jsonl has it all; the run goes on: {what}")
+                logger.warning(f"{name} lacks something, metrics.jsonl has all numbers; the run continues: {what}")
             self._warned.add(name)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -109,8 +110,9 @@ class RunFiles:
             for path in (self.folder / METRICS, self.folder / FINGERPRINTS):
                 if path.exists():
                     fsync(path)
-        lines = RunFolder(self.folder).metrics
-        write_csv(self.folder / "metrics.csv", list(dict.fromkeys(tag for line in lines for tag in line)), lines)
+        with self.showing("metrics.csv"):
+            lines = RunFolder(self.folder).metrics
+            write_csv(self.folder / "metrics.csv", list(dict.fromkeys(tag for line in lines for tag in line)), lines)
 
     def _cut(self, step: int) -> None:
         """Remove what is of later steps."""

@@ -69,15 +69,15 @@ class Command(Generic[T]):
     options: OptionsByTask
     arguments: tuple[str, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
-    """What the flags set, by name; the option of a task is `hanoi.skill`."""
+    """What the flags set, by name; the option of a task is `hanoi.form`."""
     file: Mapping[str, Any] = field(default_factory=dict)
     """What the --config file sets."""
     started: float = field(default_factory=time.perf_counter, compare=False)
 
     @property
-    def given(self) -> list[str]:
-        """The flags that were given, in one spelling, such as `--learning-rate`."""
-        return [flag_of(name) for name in (*self.flags, *["config"] * bool(self.file))]
+    def given(self) -> set[str]:
+        """The names of the settings whose flags were given, and `config` for a file."""
+        return {*self.flags, *["config"] * bool(self.file)}
 
     def over(self, defaults: Mapping[str, Any], options: OptionsByTask | None = None) -> "Command[T]":
         """The same command with other defaults."""
@@ -125,7 +125,7 @@ def parse(cls: type[T], arguments: Sequence[str], by_size: BySize | None = None)
 
 def from_dict(values: Mapping[str, Any], cls: type[T], options: OptionsByTask | None = None) -> tuple[T, OptionsByTask]:
     """A config with these values over the defaults, and the options of the tasks that they name, over those given. The
-    option of a task is `hanoi.skill`, or stands in `tasks: {hanoi: {skill: ...}}`.
+    option of a task is `hanoi.form`, or stands in `tasks: {hanoi: {form: ...}}`.
     """
     values = _with_task_files(_flat(values, cls))
     config: Any = cls(**{name: value for name, value in values.items() if "." not in name})
@@ -189,7 +189,7 @@ def read_config_file(path: Path) -> dict[Any, Any]:
 
 
 def _flat(values: Mapping[Any, Any], cls: type) -> dict[str, Any]:
-    """Settings by their own names, and options of tasks as `hanoi.skill`."""
+    """Settings by their own names, and options of tasks as `hanoi.form`."""
     named = {_own_name(str(name)): value for name, value in values.items()}
     held = "tasks" not in settings_of(cls) or isinstance(named.get("tasks"), Mapping)
     options: Any = named.pop("tasks", {}) if held else {}

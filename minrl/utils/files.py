@@ -226,20 +226,12 @@ def _value(path: Path, line: bytes) -> Any:  # noqa: ANN401 - whatever the line 
 
 def append_jsonl(path: Path, records: Iterable[Any]) -> None:
     """Append a line of JSON for each record. A torn last line is removed."""
-    with writing(path):
-        if is_torn(path):
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        with path.open("a", encoding="utf-8", newline="") as file:
-            file.writelines(json_text(record) + "\n" for record in records)
-
-
-def is_torn(path: Path) -> bool:
-    """Whether the last line of a file lacks its end, because a kill cut it off."""
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() != b"\n"
+    with writing(path), path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read() not in (b"", b"\n"):
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        file.writelines(f"{json_text(record)}\n".encode() for record in records)
 
 
 def lock(path: Path) -> AbstractContextManager[Any] | None:

@@ -1,5 +1,6 @@
 """The tasks that settings name: one, or several with weights, and values for single ones."""
 
+import os
 import re
 from collections.abc import Mapping
 from fractions import Fraction
@@ -14,7 +15,11 @@ ENTRY = re.compile(r"\s*(/.*?\.py[^,]*|[^,]+)")
 
 
 def entries_of(text: str) -> list[str]:
-    """The values between commas."""
+    """The values between commas.
+
+    >>> entries_of("/a,b/c.py:one, hanoi")
+    ['/a,b/c.py:one', 'hanoi']
+    """
     return [entry for entry in map(str.strip, ENTRY.findall(text)) if entry]
 
 
@@ -36,21 +41,43 @@ def option_keys(task: str) -> list[str]:
     task, tool = split_tool(task)
     path, _, name = task.rpartition(":")
     own = task if not path.endswith(".py") else Path(path).stem if name == "TASK" else name
-    return [own, tool] if tool else [own]
+    return [own, "tools" if tool.startswith("/") else tool] if tool else [own]
 
 
 def split_tool(task: str) -> tuple[str, str]:
-    """One task alone, and the name of its tool, which is empty without one.
+    """One task alone, and the name of its tool, or those of the functions that are its tools; empty without any.
 
     >>> split_tool("countdown+python"), split_tool("c++/sevens.py:TASK")
     (('countdown', 'python'), ('c++/sevens.py:TASK', ''))
+    >>> split_tool("/mine/shop.py:shop+/mine/tools.py:add+/mine/tools.py:price")
+    ('/mine/shop.py:shop', '/mine/tools.py:add+/mine/tools.py:price')
     """
     found = re.fullmatch(r"(.+)\+([a-z_]+)", task)
+    found = found or re.fullmatch(r"([^/+]+(?:/\w+)?|.+?\.py:\w+)\+(/.+\.py:\w+)", task)
     return (found[1], found[2]) if found else (task, "")
 
 
-def weights_of(task: str) -> dict[str, Fraction]:
-    """The weight of each task that `--task` names, by its name there; 1 where none is given. Raises `UserError`.
+def played_with(task: str, tools: str) -> str:
+    """What `--task` names, played with what `--tools` names: functions of files, or one of TOOLS.
+
+    >>> played_with("gsm8k:2,hanoi:1", "/mine/tools.py:add,price")
+    'gsm8k+/mine/tools.py:add+/mine/tools.py:price:2,hanoi+/mine/tools.py:add+/mine/tools.py:price:1'
+    """
+    found, file = list[str](), ""
+    for entry in entries_of(tools):
+        path, colon, name = entry.rpartition(":")
+        file = os.path.abspath(path) if colon else file
+        known = bool(name) and (file.endswith(".py") or tools.isidentifier())
+        require(known, f"tools must be path/to/file.py:name, got {entry!r}")
+        found.append(f"{file}:{name}" if file else name)
+    named = {name: split_tool(name) for name in weights_of(task)}
+    for name, (_, own) in named.items():
+        require(not own, f"{name} has a tool already: leave out --tools {tools}")
+    return mixed({"+".join([name, *found]): weight for name, weight in weights_of(task).items()})
+
+
+def weights_of(task: str, setting: str = "task") -> dict[str, Fraction]:
+    """The weight of each task that the setting names, by its name there; 1 where none is given. Raises `UserError`.
 
     >>> weights_of("countdown:2.5, hanoi")
     {'countdown': Fraction(5, 2), 'hanoi': Fraction(1, 1)}
@@ -60,9 +87,9 @@ def weights_of(task: str) -> dict[str, Fraction]:
         name, colon, weight = entry.rpartition(":")
         if not colon or name.endswith(".py"):
             name, weight = entry, "1"
-        require(bool(name), f"task must name a task before its weight, got {entry!r}: such as countdown:2,hanoi:1")
+        require(bool(name), f"{setting} must have a name before the weight, got {entry!r}: such as countdown:2,hanoi:1")
         key = "+".join(option_keys(name))
-        require(key not in keys, f"task names {key} twice: give it once, with one weight")
+        require(key not in keys, f"{setting} names {key} twice: give it once, with one weight")
         keys.add(key)
         value = converted(f"the weight of {name}", float, weight)
         require(0 < value < inf, f"the weight of {name} must be a number above 0, got {weight!r}")

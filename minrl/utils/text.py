@@ -12,9 +12,6 @@ from typing import Any
 
 from minrl.dataflow import UserError, require
 
-LFS_POINTER = b"version https://git-lfs"
-"""How a file begins that was cloned without Git LFS."""
-
 ORDINARY = (
     "[abipuBIPTKVN]|br|hr|h[1-6]|[uod]l|d[dt]|li|em|t[dhr]|div|pre|sub|sup|img|table|thead|tbody|head|body|html|span|code"
     "|strong|[iu](?:8|16|32|64|128)|f(?:32|64)|[ui]size|int|str|bool|char|float|double|long|[sS]tring|auto|void|object|any"
@@ -76,6 +73,19 @@ def one_line(text: str) -> str:
 def first_line(error: Exception) -> str:
     """The first line of an error of a library's, or its type where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def end_of(failure: str) -> str:
+    """What a traceback ends with, in one line, also where the exception says several; of another reason the last line.
+
+    >>> end_of('Traceback:\\n  File "a.py", line 1, in f\\n    f()\\nValueError: bad row\\n  input: 3')
+    'ValueError: bad row input: 3'
+    """
+    lines = failure.strip().splitlines()
+    places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    behind = range(places[-1] + 1, len(lines)) if places else ()
+    start = next((number for number in behind if not lines[number].startswith("  ")), -1)
+    return one_line("\n".join(lines[start:]))
 
 
 def unmarked(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What one engine does on a card, in a process of its own, as JSON.
+"""What one engine does on a GPU, in a process of its own, as JSON.
 
     python -m tests.gpu.on_card MODEL sleep|awake     an engine of vLLM: start, sync, sleep, wake, and broken syncs
-    python -m tests.gpu.on_card MODEL loop             five steps of the whole loop
+    python -m tests.gpu.on_card MODEL loop [FLAG ...]  five steps of the whole loop
     python -m tests.gpu.on_card MODEL server FOLDER    a server beside the policy, started here
 
 vLLM's sleeping memory takes one engine in a process.
@@ -9,10 +9,12 @@ vLLM's sleeping memory takes one engine in a process.
 
 import json
 import os
-import signal
+import shlex
 import socket
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,12 +30,16 @@ from minrl.policy import Policy
 from minrl.run.setup import load_policy
 from tests.parsed import sized
 
+ROOT = Path(__file__).parent.parent.parent
+SERVER_S = 100.0
 REQUESTS = [Request([5 + index % 90] * 48, 2**40 + index, 64) for index in range(32)]
 SAMPLING = Sampling(1.0, frozenset())
 
 
 def used_gib() -> float:
+    """What is taken of the GPU, without the freed blocks that torch keeps."""
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**30
 
@@ -90,17 +96,43 @@ def engine_on(policy: Policy, sleep: str) -> dict[str, object]:
     return found
 
 
+@contextmanager
+def served(command: str, port: int, log: Path):
+    """Inside, the server of the printed command listens: started by this interpreter, and not waited for once dead."""
+    words = shlex.split(command)
+    first = words.index("python")
+    variables = dict(word.split("=", 1) for word in words[:first])
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **variables, "PYTHONPATH": paths}
+    with log.open("w") as out:
+        line = [sys.executable, *words[first + 1 :]]
+        server = subprocess.Popen(line, stdout=out, stderr=out, env=environment, cwd=ROOT)
+    try:
+        end = time.monotonic() + SERVER_S
+        while not listens(port):
+            if server.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"the server ended with {server.poll()}, or is too slow:\n{log.read_text()[-3000:]}")
+            time.sleep(0.2)
+        yield
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 def server_on(policy: Policy, folder: str) -> dict[str, object]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{one.getsockname()[1]}"
-    config = sized(engine="vllm-server", engine_urls=url, engine_weights_dir=folder)
+        port = one.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    config = sized(engine="vllm-server", engine_urls=url, engine_weights_dir=folder, engine_timeout_s=60)
     save_shape(Path(folder, SHAPE), policy)
-    command = server_command(served_by(config, policy), policy, url)
-    line = ["bash", "-c", f"exec env {command} --gpu-memory-utilization 0.2"]
-    with Path(folder, "server.log").open("w") as log:
-        server = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
-    try:
+    command = f"{server_command(served_by(config, policy), policy, url)} --gpu-memory-utilization 0.2"
+    with served(command, port, Path(folder, "server.log")):
         engine = ServerEngine(config, policy)
         found: dict[str, object] = {"gap_before": mean_gap(engine, policy)}
         improve(policy, 1e-3)
@@ -108,16 +140,14 @@ def server_on(policy: Policy, folder: str) -> dict[str, object]:
         found["gap_after"] = mean_gap(engine, policy)
         engine.close()
         return found | engine.take_facts()
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
 
 
-def main(model: str, kind: str, *folder: str) -> None:
+def main(model: str, kind: str, *words: str) -> None:
     if kind == "loop":
-        print(json.dumps(run_loop(Path(model), 5, False)))
+        print(json.dumps(run_loop(Path(model), 5, False, *words)))
         return
     policy = load_policy(model, sized(), Processes(sized()))
-    print(json.dumps(server_on(policy, *folder) if kind == "server" else engine_on(policy, kind)))
+    print(json.dumps(server_on(policy, *words) if kind == "server" else engine_on(policy, kind)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""vLLM and the policy on one CUDA card, with a Qwen3-0.6B-shaped model of random weights, in less than ten minutes.
+"""vLLM and the policy on one CUDA GPU, with a Qwen3-0.6B-shaped model of random weights, in less than ten minutes.
 
     python -m pytest tests/gpu -m gpu
 
-Each engine has a process of its own (on_card.py); benchmarks/gpu.py measures.
+Each engine has a process of its own (on_card.py), whose numbers are printed; `make gpu` measures.
 """
 
 import json
@@ -17,7 +17,7 @@ from benchmarks.gpu import make_model
 from minrl.engines.vllm import installed_build, refusal
 
 ROOT = Path(__file__).parent.parent.parent
-REASON = refusal("cuda", installed_build()) if torch.cuda.is_available() else "needs a CUDA card"
+REASON = refusal("cuda", installed_build()) if torch.cuda.is_available() else "needs a CUDA GPU"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
 
@@ -28,16 +28,23 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
-def on_card(model, *words):
-    command = [sys.executable, "-m", "tests.gpu.on_card", model, *words]
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])
+@pytest.fixture
+def on_card(model, capsys):
+    def found(*words):
+        command = [sys.executable, "-m", "tests.gpu.on_card", model, *words]
+        done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said = done.stdout.strip().splitlines()[-1]
+        with capsys.disabled():
+            print(f"\n{words[0]}: {said}")
+        return json.loads(said)
+
+    return found
 
 
 @pytest.mark.parametrize("sleep", ["sleep", "awake"])
-def test_an_update_reaches_the_engine_through_sleep_and_a_broken_sync_is_caught(model, sleep):
-    found = on_card(model, sleep)
+def test_an_update_reaches_the_engine_through_sleep_and_a_broken_sync_is_caught(on_card, sleep):
+    found = on_card(sleep)
     assert found["gap_before"] < 0.05 and found["gap_after"] < 0.05
     assert sleep == "awake" or found["asleep_gib"] < found["awake_gib"] - 1
     assert found["again_gib"] <= found["awake_gib"] + 0.5
@@ -45,13 +52,13 @@ def test_an_update_reaches_the_engine_through_sleep_and_a_broken_sync_is_caught(
     assert "tensors differ" in found["stale"] and "2 of " in found["swapped"]
 
 
-def test_a_server_gets_the_weights_of_an_update(model, tmp_path):
-    found = on_card(model, "server", tmp_path)
+def test_a_server_gets_the_weights_of_an_update(on_card, tmp_path):
+    found = on_card("server", tmp_path)
     assert found["gap_before"] < 0.05 and found["gap_after"] < 0.05
 
 
-def test_five_steps_of_the_whole_loop(model):
-    steps = on_card(model, "loop")
+def test_five_steps_of_the_whole_loop(on_card):
+    steps = on_card("loop")
     assert len(steps) == 5
     for step in steps:
         assert step["engine/logprob_gap_mean"] < 0.05 and step["engine/ess"] > 0.9
@@ -59,7 +66,7 @@ def test_five_steps_of_the_whole_loop(model):
 
 def test_processes_have_an_engine_each_on_its_card(tmp_path):
     if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA cards")
+        pytest.skip("needs two CUDA GPUs")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "tests/two_engines.py"]
     for sharding in ("none", "full"):
         subprocess.run([*command, str(tmp_path), sharding, "cuda"], check=True, timeout=900)

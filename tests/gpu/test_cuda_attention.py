@@ -13,7 +13,7 @@ from minrl.models.scoring import score
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 
 HEADS, KV_HEADS = 8, 4
@@ -48,7 +48,7 @@ def test_sequences_and_padded_rows_are_those_of_the_cpu(dtype, width, window, st
     exact = [torch.randn(1, h, tokens, width, generator=generator) for h in (HEADS, KV_HEADS, KV_HEADS)]
     half = [x.cuda().to(dtype) for x in exact]
     assert takes_flash(half[0][0].transpose(0, 1))
-    expected = with_gradients(StreamAttention(stream.host), [x.float().cpu() for x in half], window)
+    expected = with_gradients(StreamAttention(stream.to(torch.device("cpu"))), [x.float().cpu() for x in half], window)
     for inputs, bound in ((half, 3e-2), ([x.detach().float() for x in half], 1e-3)):
         for new, old in zip(with_gradients(StreamAttention(stream), inputs, window), expected, strict=True):
             assert new.dtype == inputs[0].dtype

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from benchmarks.gpu import make_model
 
 ROOT = Path(__file__).parent.parent.parent
-REASON = "needs two CUDA cards" if torch.cuda.device_count() < 2 else None
+REASON = "needs two CUDA GPUs" if torch.cuda.device_count() < 2 else None
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
 STEPS = 2

@@ -168,16 +168,6 @@ LIMITS = Limits(wall_s=120.0, cpu_s=20.0, memory_mib=256, file_mib=16, processes
 ROOT = os.geteuid() == 0
 
 
-@pytest.fixture(params=["strongest", *(pytest.param(name, marks=pytest.mark.slow) for name in LEVELS)], scope="module")
-def level(request):
-    """The strongest level of this machine; in the slow set each other one."""
-    strongest = next((name for name in LEVELS if not sandbox._unavailable(name)), None)
-    name = strongest if request.param == "strongest" else request.param
-    if name is None or (name == strongest) != (request.param == "strongest") or sandbox._unavailable(name):
-        pytest.skip(f"{request.param} is the strongest level or none of this machine")
-    return name
-
-
 @pytest.mark.slow
 def test_real_workers_pay_what_programs_deserve_and_nothing_of_them_stays(level):
     cases, folder = sampled(PROGRAMS, PLAYED), slots_folder()

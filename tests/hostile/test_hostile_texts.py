@@ -16,7 +16,7 @@ from minrl.models.loading import word_tokenizer
 from minrl.report.charts import Chart, svg
 from minrl.report.page import markdown_table
 from minrl.rewards.judge import Judge
-from minrl.rewards.printed import Printed
+from minrl.rewards.worker_process import show_printed
 from minrl.tasks.code_game import CodeGameOptions, refusal, shown_to_guesser
 from minrl.utils.console import Screen, Table, print_tables
 from minrl.utils.text import one_line, printable, unmarked
@@ -117,11 +117,11 @@ def test_every_sink_shows_letters_alone(tmp_path, capsys):
     with Screen(quiet=False) as screen:
         screen.log_to(tmp_path / "log.txt")
         logger.error("{}", text)
-        Printed().add(text.replace("\n", " "))
+        show_printed(io.BytesIO(text.replace("\n", " ").encode(errors="surrogatepass")))
     console = Console(file=io.StringIO(), width=300)
     print_tables([Table(text, ["model", text], [[text, text]], [text])], console)
     told, log = capsys.readouterr().err, (tmp_path / "log.txt").read_text(encoding="utf-8")
-    drawn = svg(Chart(text, lambda axes: None))
+    drawn = svg(Chart(text, "x"), [], "step", 0.0)
     for shown in (told, log, console.file.getvalue(), drawn):
         assert shown == printable(shown)
     begins = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (INFO|WARNING|ERROR) |    |$")

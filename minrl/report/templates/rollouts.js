@@ -1,30 +1,39 @@
 (() => {
 "use strict";
 
-// Data. Each step is unpacked once, when it is first shown; the others follow, for the search.
+// Data. The files of each step are unpacked once, when it is first shown; the others follow, for the search.
 
-const state = { step: null, colour: "logprob", view: "groups", sort: "mixed", show: "all", query: "" };
-const steps = new Map(); // step -> { step, about, load, rollouts and groups (once loaded) }
+const SCHEMA = 2; // of the lines in rollouts/
+const state = { step: null, colour: "logprob", sort: "mixed", show: "all", query: "" };
+const steps = new Map(); // step -> { step, mean, solved, load, and once loaded: rollouts, groups, problem, leftOut }
 const $ = (id) => document.getElementById(id);
 const all = (selector) => [...document.querySelectorAll(selector)];
 
 async function unpack(packed) {
+  if (!packed) return [];
   const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).json();
+  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const quoted = text.replace(/"seed": (\d+)/g, '"seed": "$1"'); // 63 bits: more than a number of JavaScript holds
+  return quoted.split("\n").filter(Boolean).map((line) => JSON.parse(line));
 }
 
-async function readSteps() {
+function readSteps() {
   for (const { dataset, textContent } of all("script.step")) {
-    const step = { step: Number(dataset.step), about: await unpack(dataset.about), rollouts: null };
-    step.load = () => (step.loading ??= fill(step, textContent));
+    const [mean, solved] = [dataset.mean, dataset.solved].map((text) => (text === "None" ? null : Number(text)));
+    const step = { step: Number(dataset.step), mean, solved, rollouts: null, problem: "", leftOut: 0 };
+    step.load = () => (step.loading ??= fill(step, textContent, dataset.evaluations));
     steps.set(step.step, step);
   }
 }
 
-async function fill(step, packed) {
-  const data = packed ? await unpack(packed) : { rollouts: [] };
-  step.rollouts = data.rollouts.map((values, index) => readable(values, index, step.step, data));
+async function fill(step, rollouts, evaluations) {
+  try {
+    const lines = [...(await unpack(rollouts)), ...(await unpack(evaluations))];
+    step.leftOut = lines.find((line) => line.left_out)?.left_out ?? 0;
+    step.rollouts = lines.filter((line) => !line.left_out).map((line, index) => readable(line, index, step.step));
+  } catch (error) {
+    [step.rollouts, step.problem] = [[], `its file cannot be read: ${error?.message ?? error}`];
+  }
   step.groups = groupBy(step.rollouts, (r) => `${r.purpose}/${r.group}`);
   const episodes = groupBy(step.rollouts, (r) => `${r.purpose}/${r.slot}/${r.sample}`);
   for (const group of step.groups.values()) for (const r of group) Object.assign(r, { groupOf: group, spread: spreadOf(group) });
@@ -38,20 +47,79 @@ function spreadOf(group) {
   return rewards.length ? Math.sqrt(mean(rewards.map((reward) => (reward - middle) ** 2))) : 0;
 }
 
-function readable(values, index, step, { pieces, texts }) {
-  let start = 0;
-  const turns = values.turns.map(([text, length]) => ({ shown: texts[text], from: start, to: (start += length) }));
+// A line of rollouts/ or of evaluations/ as it is shown: pieces are the sampled tokens, each [text, is it special], and
+// `surprise`, `gap`, `weight` and `moved` a number for each, or null where the update did not compute the rollout.
+function readable(line, index, step) {
+  if (line.mode) return evaluated(line, index, step);
+  if (line.schema !== SCHEMA) throw new Error(`it has rollouts of schema ${line.schema}; this page reads ${SCHEMA}`);
+  const special = new Set(line.special);
+  const piece = (i) => [line.tokens[i], special.has(i)];
+  const range = (from, to) => Array.from({ length: to - from }, (_, i) => from + i);
+  const sampled = line.turns.flatMap(([from, to]) => range(from, to));
+  const engine = sampled.map((i) => line.rollout_logprobs[i]);
+  let [before, start] = [0, 0];
+  const turns = line.turns.map(([from, to]) => {
+    const turn = { shown: joinedPieces(range(before, from).map(piece)), from: start, to: start + to - from };
+    [before, start] = [to, turn.to];
+    return turn;
+  });
   return {
-    ...values,
+    ...line,
     index,
     step,
     turns,
-    pieces: values.pieces.map((piece) => pieces[piece]),
+    example: [line.task, line.example_id].filter(Boolean).join("/"),
+    pieces: sampled.map(piece),
     prompt: turns.length ? turns[0].shown : [],
-    asked: texts[values.asked],
-    meanSurprise: values.surprise.reduce((sum, value) => sum + value, 0) / 1000 / Math.max(1, values.pieces.length),
-    truncated: values.finish_reason === "length",
+    asked: [[askedOf(line.message || line.prompt), false]],
+    surprise: engine.map((logprob) => -logprob),
+    gap: line.logprobs && line.logprobs.map((logprob, i) => logprob - engine[i]),
+    weight: line.importance_weights ?? null,
+    moved: line.moved ?? null,
+    meanSurprise: engine.length ? -mean(engine) : 0,
+    length: sampled.length,
+    truncated: line.finish_reason === "length",
   };
+}
+
+// A problem's completion in an evaluation: its text alone, without tokens.
+function evaluated(line, index, step) {
+  const shown = [[typeof line.prompt === "string" ? line.prompt : line.prompt.map(wordsOf).join("\n\n"), false]];
+  return {
+    ...line,
+    index,
+    step,
+    purpose: "evaluation",
+    group: `${line.task}/${line.example_id}/${line.role}`,
+    slot: `${line.task}/${line.example_id}/${line.mode}`,
+    example: [line.task, line.example_id].filter(Boolean).join("/"),
+    episode: [],
+    turns: [{ shown, from: 0, to: 1 }],
+    pieces: [[line.completion ?? "", false]],
+    prompt: shown,
+    asked: [[askedOf(line.prompt), false]],
+    surprise: null,
+    advantage: null,
+    length: line.tokens,
+    finish_reason: line.truncated ? "length" : line.mode,
+  };
+}
+
+const wordsOf = ({ content }) => (typeof content === "string" ? content : (content ?? []).map((part) => part.text).join(" "));
+
+// The last message of the user.
+function askedOf(message) {
+  return typeof message === "string" ? message : wordsOf(message.findLast(({ role }) => role === "user") ?? message.at(-1));
+}
+
+// Runs of pieces that are special, or not, as one piece each.
+function joinedPieces(pieces) {
+  const runs = [];
+  for (const [text, special] of pieces) {
+    if (runs.at(-1)?.[1] === special) runs.at(-1)[0] += text;
+    else runs.push([text, special]);
+  }
+  return runs;
 }
 
 const textOf = (pieces) => pieces.map(([text]) => text).join("");
@@ -64,7 +132,10 @@ function matches(r) {
 
 function groupBy(items, key) {
   const groups = new Map();
-  for (const item of items) groups.set(key(item), [...(groups.get(key(item)) ?? []), item]);
+  for (const item of items) {
+    if (!groups.has(key(item))) groups.set(key(item), []);
+    groups.get(key(item)).push(item);
+  }
   return groups;
 }
 
@@ -82,52 +153,48 @@ function digits(value) {
   return text.replaceAll("-", "−");
 }
 
-// Colours of tokens. Blue and orange tell apart for every kind of colour vision; each has its number nearby. A scale has
-// the value of token i of rollout r (null: not known), and its place between -1 and 1.
+// Colours of tokens. Blue and orange tell apart for every kind of colour vision. A scale has the value of token i of
+// rollout r (null: not known), and its place between -1 and 1.
 
 const LEVELS = 8;
 const SURPRISE_AT_FULL = 6; // nats: a probability of 0.25 %
-const MICRO = 1e6;
 const largest = (step, size) => step.rollouts.reduce((most, r) => Math.max(most, size(r)), 0);
-const largestOf = (r, name) => (r[name] ? Math.max(...r[name].map(Math.abs)) / MICRO : 0);
+const largestOf = (values) => (values ?? []).reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 
 const SCALES = {
   logprob: {
     label: "log-probability",
-    note: "how likely the engine found each token: the deeper the colour, the more surprising",
-    value: (r, i) => -r.surprise[i] / 1000,
+    note: "how likely the engine found each token: the deeper the colour, the more surprising; deepest at p ≤ 0.0025",
+    value: (r, i) => (r.surprise ? -r.surprise[i] : null),
     place: (value) => Math.sqrt(Math.min(1, -value / SURPRISE_AT_FULL)),
-    ticks: () => ["p = 1", "0.22", "≤ 0.0025"],
     sequential: true,
   },
   advantage: {
     label: "advantage",
-    note: "how much better than its group, the same for each token of a rollout",
+    note: "how much better (blue) or worse (orange) than its group, the same for each token of a rollout",
     value: (r) => r.advantage,
     range: (step) => largest(step, (r) => Math.abs(r.advantage ?? 0)) || 1,
   },
   weight: {
     label: "importance weight",
-    note: "policy over engine probability, cut off and masked as in the update; dotted: not computed",
-    value: (r, i) => (r.weight ? r.weight[i] / 1e4 : r.gap ? Math.exp(r.gap[i] / MICRO) : null),
+    note: "policy over engine probability, cut off and masked as in the update; deepest at ½ and 2; dotted: not computed",
+    value: (r, i) => (r.weight ? r.weight[i] : r.gap ? Math.exp(r.gap[i]) : null),
     place: (value) => Math.log2(value),
-    ticks: () => ["≤ ½", "1", "≥ 2"],
   },
   gap: {
     label: "engine gap",
     note: "the policy's log-probability minus the engine's, nats; dotted: not computed, the rollout had no gradient",
-    value: (r, i) => (r.gap ? r.gap[i] / MICRO : null),
-    range: (step) => largest(step, (r) => largestOf(r, "gap")) || 1e-6,
+    value: (r, i) => (r.gap ? r.gap[i] : null),
+    range: (step) => largest(step, (r) => largestOf(r.gap)) || 1e-6,
   },
   moved: {
     label: "moved by the update",
     note:
-      "how far the update moved each token's log-probability, nats: the way its advantage points, or against it; without an advantage up, or down; dotted: not computed",
-    value: (r, i) => (r.moved ? (r.moved[i] / MICRO) * (Math.sign(r.advantage ?? 0) || 1) : null),
-    range: (step) => largest(step, (r) => largestOf(r, "moved")) || 1e-6,
-    ticks: (range) => [`against ${digits(range)}`, "0", `with ${digits(range)}`],
+      "how far the update moved each token's log-probability, nats: the way its advantage points (blue), or against it; without an advantage up, or down; dotted: not computed",
+    value: (r, i) => (r.moved ? r.moved[i] * (Math.sign(r.advantage ?? 0) || 1) : null),
+    range: (step) => largest(step, (r) => largestOf(r.moved)) || 1e-6,
   },
-  none: { label: "no colour", value: () => 0, ticks: () => [] },
+  none: { label: "no colour", note: "", value: () => 0 },
 };
 
 function rangeOf(step) {
@@ -141,17 +208,16 @@ function colourToken(element, r, i) {
   const place = value === null ? 0 : within(-1, placeOf(value, rangeOf(steps.get(r.step))), 1);
   const level = Math.round(Math.abs(place) * LEVELS);
   element.classList.remove("pos", "neg", "seq", "unknown");
-  if (value === null) element.classList.add("unknown");
+  if (value === null && r.surprise) element.classList.add("unknown");
   if (level) element.classList.add(sequential ? "seq" : place > 0 ? "pos" : "neg");
   element.style.setProperty("--level", level);
 }
 
-function showLegend(step) {
-  const { note = "", sequential, ticks: ticksOf = (range) => [signed(-range), "0", signed(range)] } = SCALES[state.colour];
-  const ticks = ticksOf(rangeOf(step));
-  const ramp = el("span", { class: sequential ? "ramp seq" : "ramp" });
-  $("legend").title = note;
-  $("legend").replaceChildren(...(ticks.length ? [ramp, el("span", { class: "ticks" }, ...ticks.map((tick) => el("b", {}, tick)))] : []));
+// Colours change in place: nothing is laid out anew.
+function recolour() {
+  const range = SCALES[state.colour].range && steps.get(state.step).rollouts ? ` (deepest at ${digits(rangeOf(steps.get(state.step)))})` : "";
+  $("note").textContent = SCALES[state.colour].note + range;
+  for (const token of all(".t")) colourToken(token, rolloutAt(token), Number(token.dataset.i));
 }
 
 // Text. All of it comes in as text nodes, so nothing that a model wrote is ever taken for HTML.
@@ -166,365 +232,223 @@ function el(tag, attributes = {}, ...children) {
 // What would be invisible or rearrange its neighbours: controls (terminal colours), direction marks, line separators,
 // half characters. Joiners stay: emoji and Persian need them.
 const HIDDEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
-const HIDDEN_OR_LINE_END = new RegExp(`\\n|${HIDDEN.source}`, "gu");
-
-function appendText(parent, text, hidden = HIDDEN) {
-  let start = 0;
-  for (const { 0: character, index } of text.matchAll(hidden)) {
-    parent.append(text.slice(start, index), ...mark(character));
-    start = index + character.length;
-  }
-  parent.append(text.slice(start));
-  return parent;
-}
-
-function mark(character) {
-  if (character === "\n") return [el("span", { class: "newline", "aria-hidden": "true" }, "↵"), "\n"];
-  const code = character.codePointAt(0);
-  const hex = code.toString(16);
-  return [el("span", { class: "hidden-char" }, code < 0x80 ? `\\x${hex.padStart(2, "0")}` : `U+${hex.toUpperCase().padStart(4, "0")}`)];
-}
+const readableText = (text) => text.replace(HIDDEN, (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
 
 // What was shown: ordinary text, and special tokens set off from it.
 function shownText(runs) {
   const text = el("div", { class: "text shown" });
-  for (const [piece, special] of runs) appendText(special ? text.appendChild(el("span", { class: "special" })) : text, piece);
+  for (const [piece, special] of runs) text.append(special ? el("span", { class: "special" }, readableText(piece)) : readableText(piece));
   return text;
 }
 
 // What one role wrote in a turn: tokens, coloured.
 function tokenText(r, { from, to }) {
-  const text = el("div", { class: "text wrote", "data-rollout": r.index });
+  const text = el("div", { class: "text wrote", "data-step": r.step, "data-rollout": r.index });
   for (let i = from; i < to; i++) {
     const [piece, special] = r.pieces[i];
-    const token = el("span", { class: special ? "t special" : "t", "data-i": i });
-    appendText(token, piece, HIDDEN_OR_LINE_END);
-    if (!piece) token.append(el("span", { class: "newline", "aria-hidden": "true" }, "·"));
+    const token = el("span", { class: special ? "t special" : "t", "data-i": i }, readableText(piece.replaceAll("\n", "↵\n")));
     colourToken(token, r, i);
     text.append(token);
   }
   return text;
 }
 
-// Marks the search's matches without touching the text, where the browser can.
-function highlightMatches() {
-  if (!CSS.highlights) return;
-  CSS.highlights.delete("match");
-  if (state.query) CSS.highlights.set("match", new Highlight(...all("main .text, #detail .text").flatMap(rangesIn)));
-}
-
-// A match may begin in one token and end in another: `nodes` are the text nodes with where each begins.
-function rangesIn(element) {
-  const [walker, query] = [document.createTreeWalker(element, NodeFilter.SHOW_TEXT), state.query.toLowerCase()];
-  const [nodes, found] = [[], []];
-  let whole = "";
-  while (walker.nextNode()) {
-    if (walker.currentNode.parentElement.closest(".newline")) continue;
-    nodes.push([whole.length, walker.currentNode]);
-    whole += walker.currentNode.data;
-  }
-  const letters = whole.toLowerCase();
-  if (letters.length !== whole.length) return []; // a letter whose small form is longer: places would be wrong
-  const placeOf = (at) => {
-    const [start, node] = nodes.findLast(([first]) => first <= at);
-    return [node, at - start];
-  };
-  for (let at = letters.indexOf(query); at >= 0; at = letters.indexOf(query, at + query.length)) {
-    const range = new Range();
-    range.setStart(...placeOf(at));
-    range.setEnd(...placeOf(at + query.length));
-    found.push(range);
-  }
-  return found;
-}
-
-// The board: a step's groups side by side, or its rollouts in one list. Drawn a screenful at a time.
+// The board: a step's groups side by side, drawn a screenful at a time.
 
 const BATCH = 96; // rollouts that are drawn at once
-const board = { items: [], drawn: 0 };
+const board = { groups: [], drawn: 0 };
 
 const SORTS = {
   mixed: ["most mixed first", (r) => -r.spread],
-  order: ["as sampled", () => 0],
   best: ["reward, best first", (r) => -(r.reward ?? -Infinity)],
   worst: ["reward, worst first", (r) => r.reward ?? Infinity],
-  longest: ["length, longest first", (r) => -r.pieces.length],
-  surprising: ["surprise, most first", (r) => -r.meanSurprise],
+  longest: ["length, longest first", (r) => -r.length],
 };
 const SHOWS = {
   all: ["all", () => true],
   train: ["training", (r) => r.purpose === "train"],
-  held_out: ["held-out", (r) => r.purpose !== "train"],
+  held_out: ["held-out, followed", (r) => r.purpose !== "train" && r.purpose !== "evaluation"],
+  evaluation: ["evaluation", (r) => r.purpose === "evaluation"],
   solved: ["solved", (r) => r.solved === true],
   unsolved: ["not solved", (r) => r.solved === false],
   truncated: ["cut off", (r) => r.truncated],
   unscorable: ["unscorable", (r) => r.reward === null],
 };
-const CHOICES = {
-  colour: Object.entries(SCALES).map(([name, { label }]) => [name, label]),
-  view: [["groups", "groups side by side"], ["list", "one list"]],
-  sort: Object.entries(SORTS).map(([name, [label]]) => [name, label]),
-  show: Object.entries(SHOWS).map(([name, [label]]) => [name, label]),
-};
+const KINDS = { train: "training", evaluation: "evaluation" };
 
 const isShown = (r) => SHOWS[state.show][1](r) && matches(r);
 const sorted = (items, key) => items.toSorted((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
-
-// What the board shows of a step: groups, each with its rollouts that are shown, or single rollouts.
-function itemsOf(step) {
-  const key = SORTS[state.sort][1];
-  if (state.view === "list") return sorted(step.rollouts.filter(isShown), key).map((r) => [r]);
-  const groups = [...step.groups.values()].map((group) => sorted(group.filter(isShown), key)).filter((group) => group.length);
-  return sorted(groups, (group) => mean(group.map(key)));
-}
+const joined = (facts) => facts.filter(Boolean).join(" · ");
 
 function draw() {
   const step = steps.get(state.step);
   if (!step?.rollouts) return;
-  rememberState();
-  showMarks();
-  showLegend(step);
+  const key = SORTS[state.sort][1];
+  const groups = [...step.groups.values()].map((group) => sorted(group.filter(isShown), key)).filter((group) => group.length);
+  Object.assign(board, { groups: sorted(groups, (group) => mean(group.map(key))), drawn: 0 });
   $("board").replaceChildren();
-  $("board").className = state.view;
   $("board").dataset.step = step.step;
-  Object.assign(board, { items: itemsOf(step), drawn: 0 });
-  if (!board.items.length) $("board").append(el("p", { class: "note" }, whyEmpty(step)));
+  const why = step.problem || "nothing to show here: Esc clears the search and the filter";
+  if (!groups.length) $("board").append(el("p", { class: "note" }, `Step ${step.step}: ${why}.`));
   drawMore();
-  $("board").querySelector(".rollout")?.setAttribute("tabindex", 0);
   $("summary").textContent = summaryOf(step);
+  recolour();
 }
 
 function drawMore() {
-  for (let rollouts = 0; board.drawn < board.items.length && rollouts < BATCH; ) {
-    const item = board.items[board.drawn++];
-    rollouts += item.length;
-    $("board").append(state.view === "groups" ? groupPanel(item) : rolloutRow(item[0], true));
+  for (let rollouts = 0; board.drawn < board.groups.length && rollouts < BATCH; ) {
+    const group = board.groups[board.drawn++];
+    rollouts += group.length;
+    $("board").append(groupPanel(group));
   }
-  const left = board.items.length - board.drawn;
-  $("more").textContent = left ? `${left} more below` : "";
-  highlightMatches();
+  const left = board.groups.length - board.drawn;
+  $("more").hidden = !left;
+  $("more").textContent = `${left} more groups`;
 }
 
-function whyEmpty({ step, about }) {
-  if (about.problem) return `This step is missing: ${about.problem}`;
-  const why = state.query ? `has “${state.query}” in it` : `is ${SHOWS[state.show][0]}`;
-  return `No rollout of step ${step} ${why}. Esc clears the search and the filter.`;
-}
-
-const joined = (facts) => facts.filter(Boolean).join(" · ");
-
-// Mean reward, and how many are solved: of a group as a number, of a step as a share.
-function scoresOf(rollouts, solvedIn) {
+// Mean reward, and how many are solved.
+function scoresOf(rollouts) {
   const scored = rollouts.filter((r) => r.reward !== null);
   if (!scored.length) return [];
-  return [`mean reward ${digits(mean(scored.map((r) => r.reward)))}`, `${solvedIn(scored.filter((r) => r.solved).length)} solved`];
+  const solved = rollouts.filter((r) => r.solved).length;
+  return [`mean reward ${digits(mean(scored.map((r) => r.reward)))}`, `${solved} of ${rollouts.length} solved`];
 }
 
-function summaryOf({ step, rollouts, about }) {
+function summaryOf({ step, rollouts, leftOut }) {
   const shown = rollouts.filter(isShown);
   const count = (test) => shown.filter(test).length;
-  const [truncated, unscorable] = [count((r) => r.truncated), count((r) => r.reward === null)];
   return joined([
     `Step ${step}: ${shown.length} rollouts in ${new Set(shown.map((r) => r.groupOf)).size} groups`,
-    ...scoresOf(shown, (solved) => percent(solved / shown.length)),
-    truncated && `${truncated} cut off`,
-    unscorable && `${unscorable} unscorable`,
-    about.shown < about.total && `the page holds ${about.shown} of the ${about.total} rollouts in rollouts/`,
+    ...scoresOf(shown),
+    count((r) => r.truncated) && `${count((r) => r.truncated)} cut off`,
+    count((r) => r.reward === null) && `${count((r) => r.reward === null)} unscorable`,
+    leftOut && `${leftOut} more are in rollouts/ (--tokens-per-step)`,
   ]);
 }
 
 function groupPanel(rollouts) {
   const [first] = rollouts;
   const { length } = first.groupOf;
-  const facts = [
-    first.purpose === "train" ? "training" : "held out, followed through the run",
+  const facts = joined([
+    KINDS[first.purpose] ?? "held out, followed through the run",
     first.role !== "policy" && `role ${first.role}`,
-    ...scoresOf(first.groupOf, (solved) => `${solved} of ${length}`),
+    ...scoresOf(first.groupOf),
     rollouts.length < length && `${rollouts.length} of ${length} shown`,
-  ];
-  const title = el("header", {}, appendText(el("h3", { class: "text" }), first.example));
-  return el("section", { class: "group" }, title, el("p", { class: "quiet" }, joined(facts)), promptOf(first), ...rollouts.map((r) => rolloutRow(r)));
-}
-
-// The question; opened, the whole prompt.
-function promptOf(r) {
-  const asked = shownText(r.asked);
+  ]);
+  const asked = shownText(first.asked);
   asked.classList.add("asked");
-  return el("details", { class: "prompt" }, el("summary", {}, asked, shownText(r.prompt)));
+  const prompt = el("details", { class: "prompt" }, el("summary", {}, asked, shownText(first.prompt))); // opened, the whole
+  const title = el("header", {}, el("h3", { class: "text" }, readableText(first.example)));
+  return el("section", { class: "group" }, title, el("p", { class: "quiet" }, facts), prompt, ...rollouts.map(rolloutRow));
 }
 
-function rolloutRow(r, alone = false) {
-  const place = { tabindex: "-1", "data-step": r.step, "data-rollout": r.index };
-  const body = el("div", { class: "body" }, alone ? promptOf(r) : null, el("div", { class: "clamp" }, ...completionOf(r)), factsOf(r, alone));
-  return el("article", { class: r.solved ? "rollout solved" : "rollout", ...place }, rewardBadge(r), body);
+// A rollout: closed, the beginning of what it says; opened, all of it, and the other roles of its episode.
+function rolloutRow(r) {
+  const text = el("div", { class: "clamp" }, ...completionOf(r));
+  const row = el("details", { class: r.solved ? "rollout solved" : "rollout" }, el("summary", {}, badge(r), el("div", {}, text, factsOf(r))));
+  row.ontoggle = () => {
+    const others = r.episode.some(({ role }) => role !== r.role);
+    if (row.open && others && !row.querySelector(".several")) row.append(conversationOf(r));
+  };
+  return row;
 }
 
-function rewardBadge(r) {
+function badge(r) {
   if (r.reward === null) return el("span", { class: "badge unscorable", title: "unscorable: the reward raised, or missed its deadline" }, "—");
-  const title = `reward ${digits(r.reward)}${r.solved ? ", solved" : ""}`;
-  const badge = el("span", { class: "badge", title }, el("b", {}, r.reward.toFixed(2)), r.solved ? " ✓" : "");
-  badge.style.setProperty("--share", within(0, r.reward, 1));
-  return badge;
+  const shown = el("span", { class: "badge", title: `reward ${digits(r.reward)}` }, el("b", {}, r.reward.toFixed(2)), r.solved ? " ✓" : "");
+  shown.style.setProperty("--share", within(0, r.reward, 1));
+  return shown;
 }
 
-function factsOf(r, alone) {
+function factsOf(r) {
   const facts = [
-    alone && ["", r.example],
-    ...Object.entries(r.parts).map(([name, value]) => ["part", `${name} ${digits(value)}`, "part of the reward"]),
-    alone && r.role !== "policy" && ["", `role ${r.role}`],
+    ...Object.entries(r.parts ?? {}).map(([name, value]) => ["part", `${name} ${digits(value)}`, "part of the reward"]),
     r.truncated ? ["warn", "✂ length", "cut off at the token limit"] : ["", r.finish_reason, "finish reason"],
-    ["", `${r.pieces.length} tok`, "sampled tokens"],
-    ["", `${r.meanSurprise.toFixed(2)} nats/tok`, "surprise: minus the mean log-probability of its tokens"],
+    ["", `${r.length} tok`, "sampled tokens"],
+    r.surprise && ["", `${r.meanSurprise.toFixed(2)} nats/tok`, "surprise: minus the mean log-probability of its tokens"],
     r.advantage !== null && ["", `adv ${signed(Number(r.advantage.toFixed(3)))}`, "advantage"],
   ];
-  const shown = facts.filter(Boolean).flatMap(([kind, text, title = null]) => [el("span", { class: kind, title }, text), " "]);
+  const shown = facts.filter(Boolean).flatMap(([kind, text, title]) => [el("span", { class: kind, title }, readableText(text)), " "]);
   return el("p", { class: "facts" }, ...shown);
 }
 
 // A rollout as it reads: one completion, or turns with what was shown between them. The prompt stands elsewhere.
 function completionOf(r) {
-  const own = r.episode.filter(([role]) => role === r.role);
+  const own = r.episode.filter(({ role }) => role === r.role);
   return r.turns.flatMap((turn, number) => {
-    const shownBy = own[number]?.[4];
-    const shown = number ? [shownBy ? el("h4", {}, shownBy) : null, shownText(turn.shown)] : [];
+    const by = own[number]?.shown_by;
+    const shown = number ? [by ? el("h4", {}, by) : null, shownText(turn.shown)] : [];
     return [...shown.filter(Boolean), tokenText(r, turn)];
   });
 }
 
 // The whole episode, each role's turns in the order in which they were played.
 function conversationOf(r) {
-  const roles = [...new Set(r.episode.map(([role]) => role))];
+  const roles = [...new Set(r.episode.map(({ role }) => role))];
   const taken = {};
-  const conversation = el("div", { class: roles.length > 1 ? "several" : "" });
-  const say = (kind, role, head, text) => {
-    const side = roles.indexOf(role) % 2 ? "right" : "left";
-    conversation.append(el("section", { class: `turn ${kind} ${side}` }, el("h4", {}, ...head), text));
-  };
-  for (const [role, seed, finish, text, by] of r.episode) {
+  const conversation = el("div", { class: "several" });
+  for (const { role, finish_reason: finish, text, shown_by: by } of r.episode) {
     const number = (taken[role] = (taken[role] ?? -1) + 1);
     const player = r.players.find((one) => one.role === role);
     const turn = player?.turns[number];
-    if (turn) say("shown-to", role, [`${by || (number ? "shown" : "prompt")}${roles.length > 1 ? ` to ${role}` : ""}`], shownText(turn.shown));
-    const facts = el("span", { class: "quiet" }, `${finish === "length" ? "cut off at the limit" : finish} · seed ${seed}`);
-    const written = turn ? tokenText(player, turn) : appendText(el("div", { class: "text" }), text ?? "(not on this page)");
-    say("wrote-by", role, [role, text === null ? "" : " (frozen)", " ", facts], written);
+    const side = roles.indexOf(role) % 2 ? "right" : "left";
+    const say = (kind, head, said) => conversation.append(el("section", { class: `turn ${kind} ${side}` }, el("h4", {}, head), said));
+    if (turn) say("shown-to", `${by || (number ? "shown" : "prompt")} to ${role}`, shownText(turn.shown));
+    const written = turn ? tokenText(player, turn) : el("div", { class: "text" }, readableText(text ?? "(not on this page)"));
+    say("wrote-by", joined([role + (text === null ? "" : " (frozen)"), finish === "length" ? "cut off at the limit" : finish]), written);
   }
   return conversation;
 }
 
-// One rollout in full: every number, its episode as a conversation, and its tokens one by one.
-
-let opened = null;
-const rowOf = (r) => document.querySelector(`.rollout[data-step="${r.step}"][data-rollout="${r.index}"]`);
-
-function openDetail(r) {
-  if (opened) rowOf(opened)?.classList.remove("open");
-  opened = r;
-  const title = el("h2", {}, rewardBadge(r), appendText(el("span", { class: "text" }), ` ${r.example}`));
-  const close = el("button", { type: "button", id: "close", title: "Close (Esc)" }, "Close");
-  const entries = Object.entries(numbersOf(r)).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
-  $("detail").dataset.step = r.step;
-  $("detail").replaceChildren(el("header", {}, title, el("span", { class: "grow" }), close), el("dl", {}, ...entries), conversationOf(r));
-  $("detail").hidden = false;
-  $("detail").scrollTop = 0;
-  document.body.classList.add("with-detail");
-  rowOf(r)?.classList.add("open");
-  highlightMatches();
+function rolloutAt(token) {
+  const { step, rollout } = token.closest("[data-rollout]").dataset;
+  return steps.get(Number(step)).rollouts[Number(rollout)];
 }
 
-function closeDetail() {
-  if (!opened) return false;
-  $("detail").hidden = true;
-  document.body.classList.remove("with-detail");
-  const row = rowOf(opened);
-  row?.classList.remove("open");
-  (row ?? $("board")).focus({ preventScroll: true });
-  opened = null;
-  return true;
-}
-
-function rolloutAt(element) {
-  const holder = element.closest("[data-rollout]");
-  return holder && steps.get(Number(holder.closest("[data-step]").dataset.step)).rollouts[Number(holder.dataset.rollout)];
-}
-
-function numbersOf(r) {
-  return {
-    step: r.step,
-    "group, sample": `${r.group}, ${r.sample}`,
-    role: r.role,
-    reward: r.reward === null ? "unscorable" : `${digits(r.reward)}${r.solved ? " (solved)" : ""}`,
-    ...Object.fromEntries(Object.entries(r.parts).map(([name, value]) => [`part ${name}`, digits(value)])),
-    advantage: r.advantage === null ? "none: held out" : signed(r.advantage),
-    "finish reason": r.truncated ? "length (cut off)" : r.finish_reason,
-    tokens: `${r.pieces.length} sampled, prompt ${r.prompt_length}`,
-    surprise: `${r.meanSurprise.toFixed(3)} nats/token`,
-    "engine gap, largest": r.gap ? digits(largestOf(r, "gap")) : "not computed",
-    weights: `version ${r.weight_version}`,
-    seed: r.seed,
-  };
-}
-
-function tokenFacts(r, i) {
+// The numbers of a token beside it.
+function showTip(token) {
+  const [r, i, tip] = [rolloutAt(token), Number(token.dataset.i), $("tip")];
   const [logprob, gap, weight] = ["logprob", "gap", "weight"].map((name) => SCALES[name].value(r, i));
-  return {
+  if (logprob === null) return;
+  const unknown = "not computed";
+  const facts = {
     token: `${i + 1} of ${r.pieces.length}`,
     probability: percent(Math.exp(logprob)),
     "log-probability, engine": digits(logprob),
-    "log-probability, policy": gap === null ? "not computed" : digits(logprob + gap),
-    "engine gap": gap === null ? "not computed" : signed(gap),
-    "importance weight": weight === null ? "not computed" : `${weight.toFixed(4)}${r.weight ? "" : " (not applied)"}`,
-    "moved by the update": r.moved ? signed(r.moved[i] / MICRO) : "not computed",
+    "log-probability, policy": gap === null ? unknown : digits(logprob + gap),
+    "engine gap": gap === null ? unknown : signed(gap),
+    "importance weight": weight === null ? unknown : `${weight.toFixed(4)}${r.weight ? "" : " (not applied)"}`,
+    "moved by the update": r.moved ? signed(r.moved[i]) : unknown,
     advantage: r.advantage === null ? "none (not trained on)" : signed(r.advantage),
+    seed: r.seed,
   };
-}
-
-const rowsOf = (entries) => el("table", {}, ...entries.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value))));
-
-// The numbers of a token beside it, for the pointer and for the keyboard alike.
-function showTip(token) {
-  const r = rolloutAt(token);
-  const i = Number(token.dataset.i);
-  const tip = $("tip");
-  const name = appendText(el("code", { class: "text" }), `“${r.pieces[i][0]}”`, HIDDEN_OR_LINE_END);
-  tip.replaceChildren(name, rowsOf(Object.entries(tokenFacts(r, i))));
+  const rows = Object.entries(facts).map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value)));
+  tip.replaceChildren(el("code", { class: "text" }, `“${readableText(r.pieces[i][0])}”`), el("table", {}, ...rows));
   tip.hidden = false;
   const place = token.getBoundingClientRect();
   const above = place.bottom + tip.offsetHeight + 8 > innerHeight;
   tip.style.top = `${above ? Math.max(4, place.top - tip.offsetHeight - 6) : place.bottom + 6}px`;
   tip.style.left = `${within(4, place.left, Math.max(4, innerWidth - tip.offsetWidth - 8))}px`;
-  token.setAttribute("aria-describedby", "tip");
 }
 
 const hideTip = () => ($("tip").hidden = true);
 
-// The steps as bars: how high the mean reward was, and how many rollouts the search finds.
+// The steps as bars: how high the mean reward of training was.
 
 function drawSteps() {
-  const bars = [...steps.values()].map(({ step, about }) => {
-    const facts = about.problem ? "cannot be read" : about.mean === null ? "no reward" : `mean reward ${digits(about.mean)}, ${percent(about.solved)} solved`;
+  const bars = [...steps.values()].map(({ step, mean: reward, solved }) => {
     const level = el("i", { class: "mean" });
-    level.style.setProperty("--share", within(0, about.mean ?? 0, 1));
-    const bar = el("span", { class: "bar" }, level, el("i", { class: "found" }));
-    const attributes = { type: "button", "data-step": step, title: `Step ${step}: ${facts}`, class: about.problem ? "problem" : null };
-    return el("button", attributes, bar, el("span", { class: "number" }, step));
+    level.style.setProperty("--share", within(0, reward ?? 0, 1));
+    const facts = reward === null ? "evaluated" : `mean reward ${digits(reward)}, ${percent(solved ?? 0)} solved`;
+    const attributes = { type: "button", "data-step": step, title: `Step ${step}: ${facts}` };
+    return el("button", attributes, el("span", { class: "bar" }, level), el("span", { class: "number" }, step));
   });
   $("steps").replaceChildren(el("span", { class: "strip-name" }, "mean reward", el("br"), "at step"), ...bars);
 }
 
-function showMarks() {
-  for (const button of all("#steps button")) {
-    const { step, rollouts } = steps.get(Number(button.dataset.step));
-    const found = state.query && rollouts ? rollouts.filter(matches).length : null;
-    button.setAttribute("aria-pressed", step === state.step);
-    button.classList.toggle("without", found === 0);
-    button.querySelector(".found").textContent = found || "";
-  }
-}
-
 async function goToStep(number) {
   state.step = number;
-  showMarks();
+  for (const button of all("#steps button")) button.setAttribute("aria-pressed", Number(button.dataset.step) === number);
   document.querySelector("#steps [aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   await steps.get(number).load();
   if (state.step === number) draw();
@@ -536,93 +460,7 @@ function nextStep(by) {
   if (next !== undefined) goToStep(next);
 }
 
-// Keys: everything that the mouse can do.
-
-const KEYS = [
-  ["j  k", "next, previous rollout (also ↓ ↑)", { j: () => walkRows(1), k: () => walkRows(-1), ArrowDown: () => walkRows(1), ArrowUp: () => walkRows(-1) }],
-  ["Enter", "the rollout in full", { Enter: () => openFocused() }],
-  ["←  →", "previous, next step; in an open rollout: token by token", { ArrowLeft: () => sideways(-1), ArrowRight: () => sideways(1) }],
-  ["[  ]", "previous, next step", { "[": () => nextStep(-1), "]": () => nextStep(1) }],
-  ["c", "colour tokens by the next number", { c: () => cycle("colour") }],
-  ["s", "sort by the next number", { s: () => cycle("sort") }],
-  ["f", "show the next kind of rollout", { f: () => cycle("show") }],
-  ["v", "groups side by side, or one list", { v: () => cycle("view") }],
-  ["/", "search", { "/": () => $("search").select() }],
-  ["t", "light or dark", { t: () => switchTheme() }],
-  ["Esc", "close, clear the search and the filter", { Escape: () => goBack() }],
-  ["?", "this list", { "?": () => showHelp() }],
-];
-const ACTIONS = Object.assign({}, ...KEYS.map(([, , actions]) => actions));
-
-function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-  const typing = event.target.matches("input, select");
-  const action = typing ? event.key === "Escape" && (() => leaveField(event.target)) : ACTIONS[event.key];
-  if (!action || (event.key === "Enter" && event.target.matches("button, a, summary"))) return;
-  event.preventDefault();
-  action();
-}
-
-function leaveField(field) {
-  if (field.id === "search") setQuery("");
-  field.blur();
-  draw();
-  $("board").focus({ preventScroll: true });
-}
-
-function walkRows(by) {
-  const rows = all("#board .rollout");
-  const now = rows.indexOf((opened && rowOf(opened)) || document.activeElement.closest(".rollout"));
-  if (now + by >= rows.length && board.drawn < board.items.length) {
-    drawMore();
-    return walkRows(by);
-  }
-  const bar = $("bar").getBoundingClientRect().bottom;
-  const visible = Math.max(0, rows.findIndex((row) => row.getBoundingClientRect().bottom > bar)); // where the eyes are
-  const next = rows[now < 0 ? visible : within(0, now + by, rows.length - 1)];
-  if (!next) return;
-  next.focus({ preventScroll: true });
-  next.scrollIntoView({ block: "nearest" });
-  if (opened) openDetail(rolloutAt(next));
-}
-
-function sideways(by) {
-  if (!opened) return nextStep(by);
-  const tokens = all("#detail .t");
-  const now = tokens.indexOf(document.activeElement);
-  const next = tokens[now < 0 ? 0 : within(0, now + by, tokens.length - 1)];
-  next?.setAttribute("tabindex", -1);
-  next?.focus();
-}
-
-function openFocused() {
-  const r = rolloutAt(document.activeElement);
-  if (r) openDetail(r);
-}
-
-function cycle(name) {
-  $(name).selectedIndex = ($(name).selectedIndex + 1) % $(name).options.length;
-  $(name).onchange();
-}
-
-function goBack() {
-  hideTip();
-  if (closeDetail()) return;
-  setQuery("");
-  state.show = $("show").value = "all";
-  draw();
-}
-
-function showHelp() {
-  const keys = KEYS.map(([names, meaning]) => [el("span", {}, ...names.split("  ").map((key) => el("kbd", {}, key))), meaning]);
-  const colours = Object.values(SCALES).filter(({ note }) => note).map(({ label, note }) => el("p", {}, el("b", {}, label), `: ${note}.`));
-  const close = el("button", { type: "button" }, "Close");
-  close.onclick = () => $("help").close();
-  $("help").replaceChildren(el("h2", { id: "help-title" }, "Keys"), rowsOf(keys), el("h2", {}, "Colours"), ...colours, close);
-  $("help").showModal();
-}
-
-// The page. What is chosen stands in its address, so that a reload, or a link, shows the same.
+// The page.
 
 let typed = 0;
 
@@ -631,92 +469,62 @@ function setQuery(query) {
   state.query = $("search").value = query;
 }
 
-const rememberState = () => history.replaceState(null, "", `#${new URLSearchParams(state)}`);
-
-function recallState() {
-  const words = new URLSearchParams(location.hash.slice(1));
-  for (const [name, options] of Object.entries(CHOICES)) {
-    if (options.some(([known]) => known === words.get(name))) state[name] = words.get(name);
-  }
-  const step = Number(words.get("step") ?? NaN);
-  state.step = steps.has(step) ? step : [...steps.keys()].pop();
-  setQuery(words.get("query") ?? "");
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape") {
+    hideTip();
+    setQuery("");
+    state.show = $("show").value = "all";
+    draw();
+  } else if (event.target.matches("input, select")) return;
+  else if (event.key === "ArrowLeft") nextStep(-1);
+  else if (event.key === "ArrowRight") nextStep(1);
+  else if (event.key === "/") $("search").select();
+  else return;
+  event.preventDefault();
 }
 
-function fillChoices() {
-  for (const [name, options] of Object.entries(CHOICES)) {
-    const select = $(name);
-    select.append(...options.map(([value, label]) => el("option", { value }, label)));
-    select.value = state[name];
-    select.onchange = () => {
-      state[name] = select.value;
+function listen() {
+  for (const [name, options] of Object.entries({ colour: SCALES, sort: SORTS, show: SHOWS })) {
+    const labels = Object.entries(options).map(([value, option]) => el("option", { value }, option.label ?? option[0]));
+    $(name).append(...labels);
+    $(name).value = state[name];
+    $(name).onchange = () => {
+      state[name] = $(name).value;
       if (name === "colour") recolour();
       else draw();
     };
   }
-}
-
-// Colours change in place: nothing is laid out anew, and what has the focus keeps it.
-function recolour() {
-  rememberState();
-  showLegend(steps.get(state.step));
-  for (const token of all(".t")) colourToken(token, rolloutAt(token), Number(token.dataset.i));
-}
-
-function switchTheme() {
-  const { dataset } = document.documentElement;
-  const dark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  dataset.theme = dark ? "light" : "dark";
-}
-
-function listen() {
   document.addEventListener("keydown", onKey);
-  document.addEventListener("click", onClick);
   document.addEventListener("mouseover", ({ target }) => (target.closest(".t") ? showTip(target.closest(".t")) : hideTip()));
-  document.addEventListener("focusin", ({ target }) => (target.matches(".t") ? showTip(target) : hideTip()));
   document.addEventListener("scroll", hideTip, true);
+  $("steps").onclick = ({ target }) => target.closest("button") && goToStep(Number(target.closest("button").dataset.step));
+  $("more").onclick = drawMore;
   $("search").oninput = () => {
     setQuery($("search").value);
     typed = setTimeout(draw, 120);
   };
-  new IntersectionObserver(([entry]) => entry.isIntersecting && drawMore(), { rootMargin: "600px" }).observe($("more"));
   const stayBelow = () => document.body.style.setProperty("--bar", `${$("bar").offsetHeight}px`); // where questions stay
   new ResizeObserver(stayBelow).observe($("bar"));
 }
 
-function onClick({ target }) {
-  const step = target.closest("#steps button");
-  const row = target.closest("#board .rollout");
-  if (step) goToStep(Number(step.dataset.step));
-  else if (target.closest("#theme")) switchTheme();
-  else if (target.closest("#keys")) showHelp();
-  else if (target.closest("#close")) goBack();
-  else if (row && !target.closest("summary") && !String(getSelection())) openDetail(rolloutAt(row));
-}
-
-function nothingYet(every) {
-  const why = every
-    ? `They are written every ${every} steps; this run has not come to the first.`
-    : "This run writes none: --rollouts-every is 0.";
-  $("bar").hidden = true;
-  $("board").append(el("p", { class: "note" }, `No rollouts yet. ${why}`));
-}
-
 async function start() {
-  await readSteps();
+  readSteps();
   if (steps.size) {
-    recallState();
-    fillChoices();
     drawSteps();
     listen();
-    await goToStep(state.step);
+    await goToStep([...steps.keys()].pop());
     performance.mark("opened");
     for (const step of steps.values()) {
       await step.load();
       await new Promise((resume) => setTimeout(resume)); // keys and clicks come first
     }
-    showMarks();
-  } else nothingYet(Number(document.body.dataset.every));
+  } else {
+    const every = Number(document.body.dataset.every);
+    const why = every ? `they are written every ${every} steps` : "--rollouts-every is 0";
+    $("bar").hidden = true;
+    $("board").append(el("p", { class: "note" }, `No rollouts yet: ${why}.`));
+  }
   document.body.dataset.ready = "all";
 }
 

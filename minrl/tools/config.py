@@ -1,4 +1,4 @@
-"""Every setting of `minrl serve`, with its unit and its check."""
+"""Every setting of `minrl serve` and `minrl verify`, with its unit and its check."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar
 from minrl.config import TrainerConfig
 from minrl.dataflow import require
 from minrl.evaluate.config import API
-from minrl.tools.serve.api import TEMPERATURE
-from minrl.utils.settings import Bound, Count, between
+from minrl.utils.settings import Bound, Count, Natural, Settings, between
+
+TEMPERATURE = Bound(least=0, most=2.0)
 
 
 @dataclass(init=False)
@@ -27,7 +28,7 @@ class ServeConfig(TrainerConfig):
     not_taken: ClassVar[frozenset[str]] = (
         frozenset(TrainerConfig.__dataclass_fields__)
         - between(TrainerConfig, "dtype", "activation_checkpointing")
-        - {"runs_dir", "stop_strings", "temperature", "seed", "max_tokens", "quiet"}
+        - {"runs_dir", "stop_strings", "temperature", "max_tokens", "quiet"}
     )
     aliases: ClassVar[Mapping[str, str]] = {"model": "checkpoint"}
 
@@ -43,11 +44,9 @@ class ServeConfig(TrainerConfig):
     stop_strings: tuple[str, ...] = ()
     """Texts that end each completion, in addition to the model's end tokens and a request's `stop`. A run: its own."""
     system: str = ""
-    """System message of --chat. Empty: none."""
+    """System message of --chat. Empty: that of the prompts that a run was trained on, if they have one."""
     temperature: Annotated[float, TEMPERATURE] = 1.0
-    """Temperature of --chat."""
-    seed: Annotated[int, Bound(least=0, below=2**63)] = 0
-    """Seed of the first answer of --chat, counted up with each answer. 0: random."""
+    """Temperature where a request sets none, and of --chat."""
     quiet: bool = False
     """No progress bar while the model is loaded, and only warnings on the screen."""
 
@@ -57,8 +56,22 @@ class ServeConfig(TrainerConfig):
         require(bool(self.checkpoint), "name what is served: a run, a checkpoint, a local or hub model")
         remote = self.checkpoint.startswith(API)
         require(not remote, f"{self.checkpoint} is served already: name a run, a checkpoint, a local or hub model")
-        usual = {name: one.default for name, one in type(self).__dataclass_fields__.items()}
-        for name in ("port",) if self.chat else ("system", "temperature", "seed"):
-            given = getattr(self, name) != usual[name]
-            fix = "leave it or --chat out" if self.chat else "add --chat; each request brings its own"
-            require(not given, f"--{name} is not for {'--chat' if self.chat else 'serving'}: {fix}")
+        require(self.chat or not self.system, "--system is for --chat: requests bring their own messages")
+
+
+@dataclass(init=False)
+class VerifyConfig(Settings):
+    """Repeat a step of a run from the checkpoint before it, and compare. The run comes first, by folder or by name.
+
+    python -m minrl verify countdown-grpo-seed0 --step 120
+    """
+
+    first = "run"
+    often = ("run", "step")
+
+    run: str = ""
+    """The run. The flag itself may be left out."""
+    runs_dir: str = "runs"
+    """Where runs are that are named without a folder."""
+    step: Natural = 0
+    """The step. 0: the last one."""

@@ -1,0 +1,394 @@
+"""Functions as tools: how they are shown and called, what comes back, and that nothing of that is trained on."""
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from minrl.__main__ import main
+from minrl.dataflow import SOLO, Example, Job, Reward, Turn, UserError
+from minrl.models.chat import ChatTokenizer
+from minrl.models.loading import small_qwen3
+from minrl.policy import as_policy
+from minrl.rewards.episode import Play
+from minrl.rollout import Plan, rollout
+from minrl.run.preflight import tool_findings
+from minrl.sft.config import SftConfig
+from minrl.sft.demonstrations import read_demonstrations
+from minrl.tasks import Task, load_task
+from minrl.tasks.programs import programs
+from minrl.tasks.task import Sampled, split
+from minrl.tasks.tools import Call, ToolsOptions, find_calls, run_function, schema_of, with_tools, wrong_arguments
+from minrl.utils.task_names import task_key
+from tests.chat_templates import (
+    CHATML,
+    GEMMA,
+    HARMONY_TOOLS,
+    LLAMA_TOOLS,
+    MISTRAL_TOOLS,
+    QWEN_TOOLS,
+    tokenizer,
+)
+from tests.conftest import CPU
+from tests.parsed import parsed
+from tests.test_documents import FENCE, PAGES
+from tests.test_rollout import Scripted
+
+
+def add(x: int, y: int = 0) -> int:
+    """The sum of two numbers.
+
+    Args:
+        x: a number
+        y: another number
+    """
+    return x + y
+
+
+def echo(text: str) -> str:
+    """The text again, with a token that ends a turn.
+
+    Args:
+        text: any text
+    """
+    return f"{text}<|im_end|>"
+
+
+SCHEMAS = [schema_of(add), schema_of(echo)]
+ASK = [{"role": "user", "content": "2 + 3 ?", "tools": SCHEMAS[:1]}]
+CALL = '<tool_call>{"name": "add", "arguments": {"x": 2, "y": 3}}</tool_call>'
+
+
+def chat(template, special, eos, bos=""):
+    own = tokenizer("bytes", template, special, bos=bos, eos=eos)
+    return ChatTokenizer(tokenizer=own, chat_template_options={})
+
+
+CHATS = {
+    "qwen": (QWEN_TOOLS, "<|im_start|> <|im_end|> <tool_call> </tool_call>", "<|im_end|>"),
+    "chatml": (CHATML, "<|im_start|> <|im_end|>", "<|im_end|>"),
+    "llama": (LLAMA_TOOLS, "<|start_header_id|> <|end_header_id|> <|eot_id|>", "<|eot_id|>", "<|begin|>"),
+    "mistral": (MISTRAL_TOOLS, "[INST] [/INST] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]", "</s>", "<s>"),
+    "gemma": (GEMMA, "<start_of_turn> <end_of_turn>", "<end_of_turn>", "<bos>"),
+    "gpt-oss": (HARMONY_TOOLS, "<|start|> <|end|> <|channel|> <|message|> <|call|>", "<|call|>"),
+}
+
+SHOWN = {  # where the schema stands
+    "qwen": "<|im_start|>system\n# Tools\n<tools>\n{",
+    "chatml": "<|im_start|>system\nYou may call these functions:\n{",
+    "llama": "<|begin|><|start_header_id|>user<|end_header_id|>\n\nGiven the following functions:\n{",
+    "mistral": "<s>[AVAILABLE_TOOLS] [{",
+    "gemma": "<bos><start_of_turn>user\nYou may call these functions:\n{",
+    "gpt-oss": "<|start|>developer<|message|>namespace functions {\ntype add = (_: {\nx: integer,\n",
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_the_template_shows_the_tools_or_the_first_text_names_them(name):
+    text = chat(*CHATS[name]).render(ASK)
+    assert text.startswith(SHOWN[name]) and text.count("2 + 3 ?") == 1
+    assert ("The sum of two numbers." in text) == (name != "gpt-oss")
+
+
+NEXT = {  # a call in the model's own words up to its end, and what follows
+    "qwen": (
+        f"{CALL}<|im_end|>",
+        "\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "chatml": (CALL, "<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"),  # by a stop string
+    "llama": (
+        '{"name": "add", "parameters": {"x": 2, "y": 3}}<|eot_id|>',
+        '<|start_header_id|>ipython<|end_header_id|>\n\n"5"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
+    ),
+    "mistral": (
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 2, "y": 3}}]</s>',
+        '[TOOL_RESULTS] {"content": 5, "call_id": "call00000"}[/TOOL_RESULTS]',
+    ),
+    "gemma": (
+        f"{CALL}<end_of_turn>",
+        "\n<start_of_turn>user\n<tool_response>\n5\n</tool_response><end_of_turn>\n<start_of_turn>model\n",
+    ),
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.add json"
+        '<|message|>{"x": 2, "y": 3}<|call|>',
+        '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"5"<|end|><|start|>assistant',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_call_is_read_and_answered_as_the_template_writes_it(name):
+    own, (said, answer) = chat(*CHATS[name]), NEXT[name]
+    ids = own.tokenizer(said, add_special_tokens=False)["input_ids"]
+    _, calls = find_calls(own.decode(ids))
+    assert calls == [Call("add", {"x": 2, "y": 3})]
+    message = [{"role": "tool", "name": "add", "tool_call_id": "call00000", "content": "5"}]
+    assert own.decode_all(own.encode_next_turn(message, ids)) == answer
+
+
+@pytest.mark.parametrize(
+    ("said", "calls"),
+    [
+        (f"{CALL} and {CALL}", [("add", "")] * 2),
+        ('[TOOL_CALLS]add[ARGS]{"x": 1}[TOOL_CALLS]echo[CALL_ID]abc[ARGS]{"text": "a"}', [("add", ""), ("echo", "")]),
+        ('<tool_call>{"function": {"name": "add", "arguments": "{\\"x\\": 1}"}}', [("add", "")]),  # OpenAI's, cut off
+        ("<tool_call>add(2, 3)</tool_call>", [("", "a call must be a JSON object: Expecting value")]),
+        ("<tool_call>[]</tool_call>", [("", "a call must be an object such as")]),
+        ('<tool_call>{"name": 3}</tool_call>', [("", "a call must be an object such as")]),
+        ('<tool_call>{"name": "add", "arguments": [2]}</tool_call>', [("add", "the arguments of add must be a JSON")]),
+        ("<|python_tag|>add(2)", [("", "a call must be a JSON object")]),
+        (f"<think> {CALL} </think> 5", None),
+        ('{"name": "Bob", "age": 4}', None),  # an answer in JSON
+        ("[1, 2]", None),
+    ],
+)
+def test_what_is_a_call_and_what_is_wrong_with_it(said, calls):
+    found = find_calls(said)
+    assert (found is None) == (calls is None)
+    for call, (name, problem) in zip(found[1] if found else (), calls or (), strict=True):
+        assert call.name == name and call.problem.startswith(problem) and bool(call.problem) == bool(problem)
+
+
+XML = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "content": {"close": "<call ", "content": "text"},
+        "tool_calls": {
+            "open": "<call ",
+            "close": "/>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+    },
+}
+
+
+def test_the_tokenizers_own_parser_reads_calls():
+    own = chat(*CHATS["chatml"])
+    own.tokenizer.response_template = XML
+    ids = own.tokenizer('So <call {"name": "add", "arguments": {"x": 2}}/>')["input_ids"]
+    shown = own.tokenizer("<|im_start|>assistant\n")["input_ids"]
+    said = Sampled("So")
+    said.message = own.read_response(ASK, shown, ids)
+    assert find_calls(said)[1] == [Call("add", {"x": 2})]
+    assert own.read_response("no tools", shown, ids) is None
+    said.message = own.read_response(ASK, shown, own.tokenizer(CALL)["input_ids"])
+    assert find_calls(said) is None  # which is not of its form
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"x": 1, "y": 0}, ""),
+        ({}, "add lacks the argument x"),
+        ({"x": 2, "z": 1}, "add has no parameter z: x, y"),
+        ({"x": "2"}, 'x of add must be of type integer, got "2"'),
+        ({"x": True}, "x of add must be of type integer, got true"),
+    ],
+)
+def test_arguments_are_compared_with_the_schema(given, problem):
+    assert wrong_arguments(SCHEMAS[0]["function"], given) == problem
+
+
+def test_a_function_without_hints_or_docstring_is_refused_in_one_line():
+    def bare(x):
+        """Something."""
+
+    for function in (bare, lambda: 1):
+        with pytest.raises(UserError, match=r"the tool \S+ needs a type hint for each parameter, and a doc"):
+            schema_of(function)
+
+
+async def later():
+    return 5
+
+
+def test_results_are_texts_without_special_tokens_and_errors_say_what_was_raised():
+    assert run_function(add, {"x": 2}, 100).text == "2"
+    assert run_function(echo, {"text": "4"}, 100).text == "4< |im_end| >"
+    assert run_function(echo, {"text": "abcdef"}, 3).text == "abc\n[cut off after 3 characters]"
+    assert run_function(later, {}, 100).text == "5"  # of a coroutine
+    failed = run_function(add, {"x": "a"}, 100)
+    assert failed.failed and failed.text.startswith("[error] TypeError: ")
+
+
+ROWS = [Example(str(n), [{"role": "user", "content": f"2 + {n} ?"}], {"answer": "5"}) for n in range(10)]
+
+
+def answered(completion, example):
+    return Reward(float(completion == example["answer"]), {"characters": len(completion)})
+
+
+ALONE = Task(split(ROWS, 0.5), answered, cheap=True, name="mine")
+
+
+def playing(*said, calls=4, example=ROWS[0], prompt=None):
+    """The reward of a play in which the policy says these texts, and the turns that it was shown."""
+    play = Play(with_tools(ALONE, ToolsOptions(calls=calls), add, echo), example, Random(0))
+    shown, said = [], list(said)
+    play.advance(None)
+    while play.pending is not None:
+        if isinstance(play.pending, Turn):
+            shown.append(play.pending)
+            play.advance(said.pop(0))
+        else:
+            play.advance(play.pending.function(*play.pending.arguments))
+    assert not said and play.failure is None, play.failure
+    return play.rewards[SOLO], shown
+
+
+def test_results_are_the_next_messages_and_the_last_turn_is_the_answer():
+    reward, shown = playing(f"5 {CALL}{CALL}", "5")
+    assert shown[0].message == [{**ROWS[0].prompt[0], "tools": SCHEMAS}]
+    assert shown[1].message == [
+        {"role": "tool", "name": "add", "tool_call_id": f"call0000{n}", "content": "5"} for n in range(2)
+    ]
+    assert [(turn.optional, turn.shown_by) for turn in shown] == [(False, ""), (True, "tool")]
+    assert (reward.value, reward.parts) == (1.0, {"characters": 1, "tool_calls": 2, "tool_failed": 0})
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ('{"name": "f<|sep|>", "arguments": {}}', "[error] there is no tool f< |sep| >, only add, echo"),
+        ('{"name": "add", "arguments": {"z": 1}}', "[error] add lacks the argument x"),
+        ("5", '[error] a call must be an object such as {"name": ..., "arguments": {...}}'),
+        ("{", "[error] a call must be a JSON object: Expecting property name"),
+    ],
+)
+def test_a_wrong_call_is_told_why_and_counted(call, says):
+    reward, (_, answer) = playing(f"<tool_call>{call}</tool_call>", "5")
+    assert answer.message[0]["content"].startswith(says)
+    assert (reward.parts["tool_calls"], reward.parts["tool_failed"]) == (1, 1)
+
+
+def test_calls_beyond_the_limit_are_not_run_and_are_no_answer():
+    reward, shown = playing(CALL * 3, f"5{CALL}", calls=2)
+    assert [one["content"] for one in shown[1].message] == ["5", "5", "[error] not run: at most 2 calls"]
+    assert reward.value == 1.0 and (reward.parts["tool_calls"], reward.parts["characters"]) == (2, 1)
+
+
+def test_a_row_chooses_among_the_tools():
+    for named, left in (
+        (["echo"], SCHEMAS[1:]),
+        ("add,echo", SCHEMAS),
+        (json.dumps(SCHEMAS[:1]), SCHEMAS[:1]),
+        ([], None),
+        (None, SCHEMAS),
+    ):
+        row = Example("1", ROWS[0].prompt, {"answer": "5", "tools": named})
+        _, shown = playing("5", example=row)
+        assert shown[0].message[0].get("tools") == left
+    row = Example("1", ROWS[0].prompt, {"answer": "5", "tools": ["echo"]})
+    _, shown = playing(CALL, "5", example=row)
+    assert shown[1].message[0]["content"] == "[error] there is no tool add, only echo"
+    play = Play(with_tools(ALONE, ToolsOptions(), add), row, Random(0))
+    play.advance(None)
+    assert "`tools` names 'echo', and the task has add" in play.failure
+
+
+def test_a_prompt_of_text_names_its_tools_and_results_in_words():
+    task = with_tools(Task(split([Example("1", "2 + 3 =", {})], 0), answered), ToolsOptions(), add)
+    play = task.play(task.dataset.train[0], Random(0))
+    assert next(play).message.startswith("You may call these functions:\n{") and play.gi_frame is not None
+    job = play.send(CALL)
+    assert isinstance(job, Job) and not job.cheap  # which a worker can import
+    assert play.send(job.function(*job.arguments)).message == "\n<tool_response>\n5\n</tool_response>\n"
+
+
+def test_only_what_the_policy_says_is_trained_on_and_no_result_ends_a_turn(processes, workers):
+    own = tokenizer("bytes", *CHATS["qwen"][:2], eos="<|im_end|>")
+    policy = as_policy(small_qwen3(own, 64, 1, 2, 0), own, CPU, processes)
+    call = '<tool_call>{"name": "echo", "arguments": {"text": "b"}}</tool_call><|im_end|>'
+    engine = Scripted(policy, call, "5<|im_end|>", room=4000)
+    task = with_tools(ALONE, ToolsOptions(), echo)
+    sampled = rollout(policy, engine, workers, task, ROWS[:1], Plan(1, 999, 1.0, 0, "test", 1))
+    (one,) = sampled.rollouts
+    assert sampled.failures == [] and one.reward.value == 1.0 and one.reward.parts["tool_failed"] == 0
+    pieces = [("".join(own.decode([id])), mask) for id, mask in zip(one.ids, one.loss_mask, strict=True)]
+    assert "".join(text for text, mask in pieces if mask) == f"{call}5<|im_end|>"
+    given = "".join(text for text, mask in pieces[one.prompt_length :] if not mask)
+    assert given == (
+        "\n<|im_start|>user\n<tool_response>\nb< |im_end| >\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    first, second = engine.calls[0][0].ids, engine.calls[1][0].ids
+    assert second[: len(first)] == first and [turn.shown_by for turn in one.episode] == ["", "tool"]
+
+
+def test_a_model_that_calls_nothing_is_told_of(make_rollout):
+    rewards = [Reward(0.0, {"tool_calls": 0.0}), Reward(0.0, {"tool_calls": 1.0}), Reward(0.0)]
+    never, once, without = ([make_rollout([5], [6], reward=one)] for one in rewards)
+    (line,) = tool_findings("mine", never * 2)
+    assert "minrl sft" in line and "\n" not in line
+    assert not [*tool_findings("mine", never + once), *tool_findings("mine", without), *tool_findings("mine", [])]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with the files of docs/tools.md, from which they are imported."""
+    shop, rows, test = (block for language, block in FENCE.findall(PAGES["docs/tools.md"]) if language == "python")
+    for name, source in (("shop", shop), ("rows", rows), ("test_shop", test)):
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    yield tmp_path
+    sys.modules.pop("shop", None)
+
+
+def test_the_examples_of_the_page_run(place):
+    source = (place / "rows.py").read_text()
+    exec(source, {})
+    (first, *_) = rows = read_demonstrations(SftConfig(data="calls.jsonl", loss_on="assistant"), "calls.jsonl")
+    assert len(rows) == 3 and "price" in chat(*CHATS["qwen"]).render(first.turns[0][0])
+    names = {}
+    exec((place / "test_shop.py").read_text(), names)
+    names["test_a_call_is_answered"]()
+
+
+def test_tools_are_named_by_a_flag_and_join_the_tasks_name(place):
+    words = ["--task", "countdown:2,hanoi:1", "--tools", "shop.py:price,times", "--tools.calls", "7"]
+    config, options = parsed(words)
+    whole = f"countdown+{place}/shop.py:price+{place}/shop.py:times"
+    assert [*config.task_names] == [whole, whole.replace("countdown", "hanoi")] and config.tools == ""
+    assert [*config.task_weights] == ["countdown+tools", "hanoi+tools"] and options["tools"].calls == 7
+    task = load_task(whole, options)
+    assert task.name == task_key(whole) == "countdown+tools"
+    first = next(task.play(task.dataset.train[0], Random(0))).message
+    assert [one["function"]["name"] for one in first[0]["tools"]] == ["price", "times"]
+    assert "shop" in programs(whole)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--task countdown --tools shop.py:nothing", "there is no function nothing"),
+        ("--task countdown --tools other.py:f", "no file"),
+        ("--task countdown --tools price", "no tool 'price'"),
+        ("--task countdown --tools a/b:price", "tools must be path/to/file.py:name, got"),
+        ("--task countdown+python --tools shop.py:price", "has a tool already"),
+        ("--task countdown+tools", "name functions, --tools"),
+    ],
+)
+def test_wrong_uses_are_refused_in_one_line(place, flags, reason):
+    with pytest.raises(UserError, match=reason) as refused:
+        config, options = parsed(flags.split())
+        for name in config.task_names:
+            load_task(name, options)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_with_tools_of_a_chatml_model_and_its_resume(place):
+    own = tokenizer("bytes", None, "<|im_start|> <|im_end|>", eos="<|im_end|>")
+    for part in (small_qwen3(own, 64, 1, 2, 0), own):
+        part.save_pretrained("model")
+    flags = "--model-id model --chat-template chatml --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4 "
+    flags += "--threads 1 --device cpu --quiet --eval-every 0 --run-name mine --learning-rate 1e-3 --no-preflight"
+    assert main(["train", "--task", "shop.py:shop", "--tools", "shop.py:times", *flags.split()]) == 0
+    assert main(["train", "--resume", "mine", "--steps", "2", "--quiet"]) == 0
+    lines = [json.loads(line) for line in Path("runs/mine/metrics.jsonl").read_text().splitlines()]
+    assert [line["reward/part/tool_calls"] for line in lines if "reward/mean" in line] == [0.0, 0.0]
+    (row, *_) = json.loads(Path("runs/mine/config.json").read_text())["config"]["task"].split("+")
+    assert row == f"{place}/shop.py:shop"
