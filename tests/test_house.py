@@ -28,7 +28,7 @@ FILES_OF_THEIR_OWN = {room for room in ROOMS if "." in room}
 EVENING = 3100
 """Lines of the modules right in minrl/: whoever reads them has read the algorithm and its settings."""
 
-PACKAGE = 28158
+PACKAGE = 28156
 """Lines of the package. Every change that lowers them lowers this number."""
 
 

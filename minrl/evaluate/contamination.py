@@ -1,6 +1,7 @@
 """Training problems among the evaluated ones: no model is evaluated on what it, or one behind it, was trained on."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 from minrl.config import OptionsByTask
@@ -26,9 +27,10 @@ def check_contamination(config: EvaluateConfig, options: OptionsByTask) -> list[
     """
     runs, notes = runs_behind(config.models, config.runs_dir)
     for run in runs:
+        rows = cache(partial(_rows, run)) if run.program == "sft" else None  # the same for every task
         for name in config.task_names:
             try:
-                ids, shown = _trained_on(run, name, options)
+                ids, shown = _trained_on(run, name, options) if rows is None else (set[str](), rows())
             except UserError as error:
                 notes.append(f"it is unknown which problems {run.path.name} was trained on: {error}")
                 continue
@@ -48,19 +50,16 @@ def _among(asked: Sequence[Example], task: Task, ids: set[str], shown: Iterable[
     texts = [recognised(task, example) for example in asked]
     problems = Problems((question for question, _ in texts), (text for _, text in texts))
     seen = {one for prompt, answer in shown for one in problems.shown(prompt, answer)}
-    known = [{example.id, task.dataset.key(example)} for example in asked]
-    return [one for one, own, said in zip(asked, known, texts, strict=True) if own & ids or seen.intersection(said)]
+    known = [not ids.isdisjoint((one.id, task.dataset.key(one))) for one in asked]
+    return [one for one, own, said in zip(asked, known, texts, strict=True) if own or seen.intersection(said)]
 
 
 def _trained_on(run: RunFolder, name: str, options: OptionsByTask) -> tuple[set[str], list[Shown]]:
     """The identities of the run's training problems, as far as they mean something in the evaluated task, and what it
     was shown.
     """
-    settings = run_settings(run)
-    if isinstance(settings, SftConfig):
-        return set(), _rows(run, settings)
     ids, shown, base, key = set[str](), list[Shown](), split_tool(name)[0], option_keys(name)[0]
-    for other in weights_of(settings.trainer.task):
+    for other in weights_of(run_settings(run).trainer.task):
         own, same = run_options(run, [other]), option_keys(other)[0] == key
         if same and (split_tool(other)[0], own[key]) == (base, options[key]):
             continue  # the same dataset, whose sides are disjoint
@@ -72,11 +71,11 @@ def _trained_on(run: RunFolder, name: str, options: OptionsByTask) -> tuple[set[
     return ids, shown
 
 
-def _rows(run: RunFolder, settings: SftConfig) -> list[Shown]:
+def _rows(run: RunFolder) -> list[Shown]:
     """The rows that a run was fine-tuned on; all of its file if the run was stopped before it noted them."""
+    settings: SftConfig = run_settings(run)
     require(Path(settings.data).is_file(), f"{settings.data}, which it was fine-tuned on, is not there")
     rows, noted = read_demonstrations(settings, settings.data), read_json(run.path / DATA)
-    if noted is None:
-        return [turn for row in rows for turn in row.turns]
-    require(noted["sha256"] == fingerprint(settings), f"{settings.data} has changed since")
-    return [turn for number in noted["trained_on"] for turn in rows[number - 1].turns]
+    require(noted is None or noted["sha256"] == fingerprint(settings), f"{settings.data} has changed since")
+    kept = rows if noted is None else [rows[number - 1] for number in noted["trained_on"]]
+    return [turn for row in kept for turn in row.turns]

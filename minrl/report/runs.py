@@ -68,7 +68,7 @@ class RunCurves(RunFolder):
         """The last step that was written; 0 before the first."""
         return self.lines[-1]["step"] if self.lines else 0
 
-    @property
+    @cached_property
     def trained(self) -> str:
         """The task that is trained, or without one the file of rows."""
         name = str(self.summary.get("task") or task_key(str(self.config.get("task", ""))))

@@ -65,12 +65,10 @@ def held_out_check(task: Task) -> Callable[[dict[str, Any]], bool]:
     own_key = {task.dataset.key(example) for example in held_out if divides_by_key(task, example)}
 
     def shows(row: dict[str, Any]) -> bool:
-        prompt, completion = row.get("prompt", ""), str(row["completion"])
-        said = prompt if is_prompt(prompt) else ""
+        said = row["prompt"] if is_prompt(row.get("prompt")) else ""
         named = [value for name in COLUMNS if isinstance(value := row.get(name), str)]
-        if own_key and task.dataset.key(Example("", said, row)) in own_key:
-            return True
-        return bool(problems.shown(said, *named, completion))
+        known = bool(own_key) and task.dataset.key(Example("", said, row)) in own_key
+        return known or bool(problems.shown(said, *named, str(row["completion"])))
 
     return shows
 

@@ -79,14 +79,15 @@ def main(command: Command[SftConfig]) -> int:
     read = {path: read_demonstrations(run.settings, path) for path in files}  # before the model
     with assemble(run) as parts:
         settings: SftConfig = parts.run.settings
-        refuse_other_rows(parts.run, settings)
+        sha256 = fingerprint(settings)
+        refuse_other_rows(parts.run, settings, sha256)
         rows = load_rows(settings, read, parts.policy, parts.tasks.get(task_key(settings.task)))
         batch_size = min(settings.batch_size, len(rows.train))
         steps = settings.steps or steps_of(settings, parts.state, len(rows.train), batch_size)
         parts.config = replace(parts.config, steps=max(steps, parts.state.step))
         with Session(parts, command.started, partial(measure, held_out=rows.held_out)) as session:
             if session.main:
-                write_json(parts.run.folder / DATA, {"sha256": fingerprint(settings), "trained_on": rows.numbers})
+                write_json(parts.run.folder / DATA, {"sha256": sha256, "trained_on": rows.numbers})
             fine_tune(session, rows)
             return session.finish(summary_of(parts.run, rows))
 
@@ -99,10 +100,10 @@ def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int)
     return state.step + math.ceil((total - state.examples_drawn) / batch_size)
 
 
-def refuse_other_rows(run: Run, config: SftConfig) -> None:
-    """Refuse to resume a run with other rows."""
+def refuse_other_rows(run: Run, config: SftConfig, sha256: dict[str, str]) -> None:
+    """Refuse to resume a run with other rows than those of its files' hashes."""
     known = read_json(run.folder / DATA)
-    if known is not None and known["sha256"] != fingerprint(config):
+    if known is not None and known["sha256"] != sha256:
         raise UserError(f"the rows in {config.data} are not those that run {run.folder} began with: start a new run")
 
 
