@@ -63,25 +63,23 @@ def compiled_attention(
 ) -> object:
     """What a compiled layer calls (transformers' attention interface); autocast does not reach into an operator."""
     scale, window = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1]), kwargs.get("sliding_window")
-    return _attend(computed(query), computed(key), computed(value), kwargs["stream"], scale, window), None
+    return ATTEND(computed(query), computed(key), computed(value), kwargs["stream"], scale, window), None
 
 
-@torch.library.custom_op("minrl::attend", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, handle: Tensor, scale: float, window: int | None) -> Tensor:
     """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C), in the inputs' precision."""
     with torch.autocast(query.device.type, query.dtype, enabled=query.dtype in (torch.bfloat16, torch.float16)):
         return STREAMS[int(handle)](query, key, value, scale, window).to(query.dtype).contiguous()
 
 
-@torch.library.custom_op("minrl::attend_backward", mutates_args=())
 def _attend_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, handle: Tensor, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded - RECORDING), torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (query, key, value)]
-        grads = torch.autograd.grad(_attend._init_fn(*inputs, handle, scale, window), inputs, grad)
+        query, key, value = inputs = [x.detach().requires_grad_() for x in (query, key, value)]
+        grads = torch.autograd.grad(_attend(query, key, value, handle, scale, window), inputs, grad)
     of_query, of_key, of_value = (one.contiguous() for one in grads)
     return of_query, of_key, of_value
 
@@ -92,9 +90,11 @@ def _saved(ctx, inputs, output) -> None:  # noqa: ANN001 - torch.library's own s
 
 
 def _gradients(ctx, grad):  # noqa: ANN001, ANN202 - torch.library's own signature
-    return *_attend_backward(grad.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.window), None, None, None
+    return *ATTEND_BACKWARD(grad.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.window), None, None, None
 
 
-_attend.register_fake(lambda query, _, value, *__: query.new_empty(1, *query.shape[2:0:-1], value.shape[3]))
-_attend_backward.register_fake(lambda _, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:3]))
-_attend.register_autograd(_gradients, setup_context=_saved)
+ATTEND = torch.library.custom_op("minrl::attend", _attend, mutates_args=())
+ATTEND_BACKWARD = torch.library.custom_op("minrl::attend_backward", _attend_backward, mutates_args=())
+ATTEND.register_fake(lambda query, _, value, *__: query.new_empty(1, *query.shape[2:0:-1], value.shape[3]))
+ATTEND_BACKWARD.register_fake(lambda _, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:3]))
+ATTEND.register_autograd(_gradients, setup_context=_saved)

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,7 @@ def fill(model: CausalModel, values: Mapping[str, Tensor] | None, processes: Pro
     root.weights, root.state = dict(model.named_parameters()), model.state_dict(keep_vars=True)
 
 
+@runtime_checkable
 class Models(Protocol):
     """A policy: the model that is trained, and the frozen ones beside it."""
 
