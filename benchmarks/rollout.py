@@ -18,6 +18,8 @@ from pathlib import Path
 from harness import Turns, compare, save
 from shapes import SHAPES, Work, make_policy, save_shape
 
+from minrl.engines.vllm import installed_build, refusal
+
 
 def embedded(turns: Turns, work: Work) -> None:
     """The embedded engine."""
@@ -72,6 +74,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     options = parser.parse_args()
+    if reason := refusal("cpu", installed_build()):
+        print(f"left out: rollout ({reason})")
+        return
     rows = []
     for size in options.sizes:
         sides = {"embedded": embedded, "vLLM": vllm}

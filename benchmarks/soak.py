@@ -22,11 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from harness import ROOT, doing
 
 MOST_KILLS_OF_A_TRIAL = 6
@@ -45,51 +45,29 @@ ROUNDS = """--rounds 4 --examples-per-round 8 --sample-batch-size 4 --samples-pe
 LAUNCH = "-m torch.distributed.run --standalone --nproc-per-node 2"
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A program that makes runs: `command` is what stands between `python` and the flags."""
-
-    name: str
-    command: str
-    flags: str
-
-    def start(self, place: Path) -> list[str]:
-        """The command of a run in a folder."""
-        return [*self.command.split(), *self.flags.split(), *_folders(place)]
-
-    def resume(self, place: Path) -> list[str]:
-        """The command that continues the folder's run, if it has begun."""
-        begun = list((place / "runs").glob("*/config.json"))
-        if not begun:
-            return self.start(place)
-        return [*self.command.split(), "--resume", str(begun[0].parent), *_folders(place)]
+def all_scenarios(rows: Path) -> dict[str, tuple[str, str]]:
+    """Every kind of program that trains for hours, by name: the program, and its flags."""
+    hanoi = f"{HANOI} {BASE} {SMALL}"
+    return {
+        "single": ("train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
+        "two_processes": (f"{LAUNCH} train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
+        "sft": ("-m minrl sft", f"{hanoi} {TRAINED} --batch-size 4 --data {rows}"),
+        "expert_iteration": ("-m minrl expert-iteration", f"{hanoi} {ROUNDS} --keep-checkpoints 2"),
+        "self_play": ("train.py", f"{GAME} {BASE} {SMALL} {TRAINED} {PROMPTS}"),
+    }
 
 
 @dataclass
 class Tally:
     """A scenario's run without a kill, and what its trials came to."""
 
+    program: str
+    flags: str
     whole_s: float
     expected: dict[str, Any]
     kills: int = 0
     trials: int = 0
     problems: list[str] = field(default_factory=list)
-
-
-def all_scenarios(rows: Path) -> list[Scenario]:
-    """Every kind of program that trains for hours."""
-    hanoi = f"{HANOI} {BASE} {SMALL}"
-    return [
-        Scenario("single", "train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
-        Scenario("two_processes", f"{LAUNCH} train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
-        Scenario("sft", "-m minrl sft", f"{hanoi} {TRAINED} --batch-size 4 --data {rows}"),
-        Scenario("expert_iteration", "-m minrl expert-iteration", f"{hanoi} {ROUNDS} --keep-checkpoints 2"),
-        Scenario("self_play", "train.py", f"{GAME} {BASE} {SMALL} {TRAINED} {PROMPTS}"),
-    ]
-
-
-def _folders(place: Path) -> list[str]:
-    return ["--runs-dir", str(place / "runs"), "--checkpoints-dir", str(place / "checkpoints")]
 
 
 def run_outcome(place: Path) -> dict[str, Any]:
@@ -112,57 +90,38 @@ def run_outcome(place: Path) -> dict[str, Any]:
     }
 
 
-class Soak:
-    """The trials of all scenarios, in turn."""
+def whole(place: Path, name: str, program: str, flags: str) -> Tally:
+    """A run that nobody kills."""
+    doing(f"{name}: a run that nobody kills")
+    place.mkdir(parents=True)
+    started = time.monotonic()
+    if _launch(f"{program} {flags}", place).wait() != 0:
+        sys.exit(f"{name} does not run:\n{(place / 'output').read_text()[-2000:]}")
+    return Tally(program, flags, time.monotonic() - started, run_outcome(place))
 
-    def __init__(self, place: Path, kills: int, minutes: float, seed: int) -> None:
-        self.place, self.kills = place, kills
-        self.until, self.rng = time.monotonic() + 60 * minutes, random.Random(seed)
-        self.tallies: dict[str, Tally] = {}
 
-    def run(self, scenarios: Sequence[Scenario]) -> None:
-        """Each scenario once without a kill, then trials in turn until there were enough kills or time is up."""
-        for scenario in scenarios:
-            self.tallies[scenario.name] = self._whole(scenario)
-        for number, scenario in enumerate(itertools.cycle(scenarios)):
-            total = sum(tally.kills for tally in self.tallies.values())
-            if total >= self.kills or time.monotonic() > self.until:
-                return
-            doing(f"{scenario.name}, after {total} kills")
-            self._trial(scenario, self.tallies[scenario.name], number)
-
-    def _whole(self, scenario: Scenario) -> Tally:
-        """A run that nobody kills."""
-        doing(f"{scenario.name}: a run that nobody kills")
-        place = self.place / scenario.name / "whole"
-        place.mkdir(parents=True)
-        started = time.monotonic()
-        if _launch(scenario.start(place), place).wait() != 0:
-            sys.exit(f"{scenario.name} does not run:\n{(place / 'output').read_text()[-2000:]}")
-        return Tally(time.monotonic() - started, run_outcome(place))
-
-    def _trial(self, scenario: Scenario, tally: Tally, number: int) -> None:
-        """One run that is killed up to a few times, and whose end is compared."""
-        place = Path(tempfile.mkdtemp(dir=self.place / scenario.name, prefix="trial-"))
-        if number // len(self.tallies) % 4:  # every fourth trial makes the base model itself, and may be killed then
-            for base in (self.place / scenario.name / "whole").glob("checkpoints/base-*"):
-                shutil.copytree(base, place / "checkpoints" / base.name)
-        kills = 0
-        while True:
-            is_last = kills >= MOST_KILLS_OF_A_TRIAL
-            instant = PATIENCE_S if is_last else self.rng.uniform(0, tally.whole_s)
-            process = _launch(scenario.resume(place) if kills else scenario.start(place), place)
-            try:
-                process.wait(timeout=instant)
-                break
-            except subprocess.TimeoutExpired:
-                _kill_all(process)
-                kills += 1
-        tally.kills, tally.trials = tally.kills + kills, tally.trials + 1
-        if problem := _problem(place, process, tally.expected):
-            tally.problems.append(f"{place} after {kills} kills: {problem}")
-        else:
-            shutil.rmtree(place)
+def trial(folder: Path, tally: Tally, rng: random.Random) -> None:
+    """One run that is killed up to a few times, and whose end is compared."""
+    place, kills = Path(tempfile.mkdtemp(dir=folder, prefix="trial-")), 0
+    if rng.random() < 0.75:  # otherwise it makes the base model itself, and may be killed then
+        for base in (folder / "whole").glob("checkpoints/base-*"):
+            shutil.copytree(base, place / "checkpoints" / base.name)
+    while True:
+        begun = list((place / "runs").glob("*/config.json"))
+        flags = f"--resume {begun[0].parent}" if begun else tally.flags
+        process = _launch(f"{tally.program} {flags}", place)
+        instant = PATIENCE_S if kills >= MOST_KILLS_OF_A_TRIAL else rng.uniform(0, tally.whole_s)
+        try:
+            process.wait(timeout=instant)
+            break
+        except subprocess.TimeoutExpired:
+            _kill_all(process)
+            kills += 1
+    tally.kills, tally.trials = tally.kills + kills, tally.trials + 1
+    if problem := _problem(place, process, tally.expected):
+        tally.problems.append(f"{place} after {kills} kills: {problem}")
+    else:
+        shutil.rmtree(place)
 
 
 def _problem(place: Path, process: subprocess.Popen, expected: dict[str, Any]) -> str | None:
@@ -177,35 +136,24 @@ def _problem(place: Path, process: subprocess.Popen, expected: dict[str, Any]) -
     return f"other {' and '.join(differing)}" if differing else None
 
 
-def _launch(command: Sequence[str], place: Path) -> subprocess.Popen:
+def _launch(command: str, place: Path) -> subprocess.Popen:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    folders = ["--runs-dir", str(place / "runs"), "--checkpoints-dir", str(place / "checkpoints")]
     with (place / "output").open("a") as output:
-        return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, stdout=output, stderr=output)
+        return subprocess.Popen(
+            [sys.executable, *command.split(), *folders], cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
 
 
 def _kill_all(process: subprocess.Popen) -> None:
-    """SIGKILL to the process and to all that descend from it, none of which is asked."""
-    doomed = [process.pid]
-    for pid in doomed:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGSTOP)  # one that is stopped starts no further process
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                doomed += [int(child) for child in children.read_text().split()]
-    for pid in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """SIGKILL to the process and to all that it started, stopped first: one that is stopped starts no further one."""
+    process.send_signal(signal.SIGSTOP)
+    started = psutil.Process(process.pid).children(recursive=True)
+    for one in (process, *started):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
     process.wait()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and any(map(_alive, doomed[1:])):
-        time.sleep(0.01)  # those whose parent is gone too are reaped by the system
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process computes or may write still; one that nobody reaped does neither."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    psutil.wait_procs(started, timeout=30)
 
 
 def make_rows(path: Path) -> None:
@@ -227,15 +175,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--scenarios", nargs="+", default=[], help="names; without any, all")
     given = parser.parse_args()
-    place = Path(tempfile.mkdtemp(prefix="soak-"))
+    place, until, rng = (
+        Path(tempfile.mkdtemp(prefix="soak-")),
+        time.monotonic() + 60 * given.minutes,
+        random.Random(given.seed),
+    )
     make_rows(place / "rows.jsonl")
     scenarios = all_scenarios(place / "rows.jsonl")
-    soak = Soak(place, given.kills, given.minutes, given.seed)
-    soak.run([one for one in scenarios if not given.scenarios or one.name in given.scenarios])
+    names = given.scenarios or list(scenarios)
+    tallies = {name: whole(place / name / "whole", name, *scenarios[name]) for name in names}
+    for name in itertools.cycle(names):
+        total = sum(tally.kills for tally in tallies.values())
+        if total >= given.kills or time.monotonic() > until:
+            break
+        doing(f"{name}, after {total} kills")
+        trial(place / name, tallies[name], rng)
     print("| what | alone, s | trials | kills | other ends |\n|---|---|---|---|---|")
-    for name, tally in soak.tallies.items():
+    for name, tally in tallies.items():
         print(f"| {name} | {tally.whole_s:.1f} | {tally.trials} | {tally.kills} | {len(tally.problems)} |")
-    problems = [problem for tally in soak.tallies.values() for problem in tally.problems]
+    problems = [problem for tally in tallies.values() for problem in tally.problems]
     print("\n".join(problems) or "every end is that of the run that was never killed")
     if not problems:
         shutil.rmtree(place)

@@ -1,4 +1,4 @@
-"""MinRL: reinforcement learning for language models, small enough to read in an evening."""
+"""MinRL: reinforcement learning for language models. Its algorithm, the files right here, is an evening's reading."""
 
 import sys
 
@@ -14,7 +14,7 @@ _PUBLIC = {
     "TrainerConfig": "minrl.config",
     "task": "minrl.tasks.custom",
     "Task": "minrl.tasks.task",
-    **dict.fromkeys(["Example", "Reward", "Turn", "Job", "SOLO"], "minrl.dataflow"),
+    **dict.fromkeys(["Example", "Reward", "Turn", "TurnReward", "Job", "SOLO"], "minrl.dataflow"),
     "ALGORITHMS": "minrl.algorithms",
     "TASK_DEFINITIONS": "minrl.tasks",
 }

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
+from itertools import accumulate
 from math import inf, isfinite
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from minrl.advantages import (
     Baselines,
@@ -28,7 +30,7 @@ from minrl.advantages import (
     relative_to_mean,
 )
 from minrl.config import OptionsByTask, TrainerConfig
-from minrl.dataflow import Rollout, TrainState, UserError, require
+from minrl.dataflow import Reward, Rollout, TrainState, UserError, require
 from minrl.losses import (
     Algorithm,
     Limits,
@@ -102,9 +104,9 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 @dataclass(frozen=True)
 class Advantages:
-    """The advantages (N,) of a step's rollouts, and curves by tag."""
+    """The advantages (N,) of a step's rollouts, or those of the turns of each (N, K), and curves by tag."""
 
-    values: Float[Tensor, " N"]
+    values: Float[Tensor, "N ..."]
     metrics: dict[str, float]
 
 
@@ -112,24 +114,52 @@ class Advantages:
 def compute_advantages(
     rollouts: Sequence[Rollout], algorithm: Algorithm, config: TrainerConfig, state: TrainState
 ) -> Advantages:
-    """The advantages of the step's rollouts: those of each task as if it were alone. The moving averages in the state
-    move.
+    """The advantages of the step's rollouts, or with `turn_credit` of their turns (0 where a rollout has no such turn):
+    those of each task as if it were alone. The moving averages in the state move.
     """
     _require_parts(rollouts, config, state)
-    values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []
-    for task in dict.fromkeys(one.task for one in rollouts):
-        own = [index for index, one in enumerate(rollouts) if one.task == task]
-        limit = rollouts[own[0]].max_tokens or config.max_tokens
-        groups = make_groups([rollouts[i] for i in own], state.baselines, limit, config)
+    by_turn = config.turn_credit == "turn"
+    compared = turns_of(rollouts) if by_turn else rollouts
+    values, spread = torch.zeros(len(compared), dtype=torch.float64), []
+    for task in dict.fromkeys(one.task for one in compared):
+        own = [index for index, one in enumerate(compared) if one.task == task]
+        limit = compared[own[0]].max_tokens or config.max_tokens
+        groups = make_groups([compared[i] for i in own], state.baselines, limit, config)
         found = algorithm.advantage(groups)
-        _require_advantages(found, [rollouts[i] for i in own], config.algorithm)
+        _require_advantages(found, [compared[i] for i in own], config.algorithm, "turns" if by_turn else "rollouts")
         values[own] = found
         spread.append(groups.spread)
         if algorithm.advantage is moving_average_baseline:
             state.baselines = dict(moved_baselines(groups))
     equal = 1 - float(torch.cat(spread).double().mean())
+    if by_turn:
+        values = pad_sequence(values.split([len(one.turns) for one in rollouts]), batch_first=True)
     baselines = {f"baseline/{role}": value for role, value in state.baselines.items()}
     return Advantages(values, {"reward/zero_spread_group_frac": equal, **baselines})
+
+
+def turns_of(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Each turn of each rollout as a rollout of its own, whose reward is the return of turn k,
+
+        R_k = sum of r_j over the turns j >= k,
+
+    with r_j the reward of turn j, and in the last turn also that which the episode returned. Its group are the k-th
+    turns of its rollout's group, and a moving average is of the role and the turn.
+
+    The return is that of the step advantage of GiGPO, arXiv:2505.10978, with γ = 1. Departures: GiGPO compares actions
+    in equal states, not at the same turn, and adds the episode's advantage. MT-GRPO, arXiv:2505.11821, first compares
+    the reward of a turn and that of the episode by themselves, and then adds them.
+    """
+    most, found = max(len(one.turns) for one in rollouts), list[Rollout]()
+    for one in rollouts:
+        earlier = [*accumulate(one.turn_rewards or [0.0] * len(one.turns), initial=0.0)]
+        for turn in range(len(one.turns)):
+            rest = None if one.reward is None else one.reward.value - earlier[turn]
+            reward = None if rest is None else Reward(rest, maximum=rest)
+            role = f"{one.role}/turn/{turn + 1}" if turn else one.role
+            group = one.group * most + turn
+            found.append(replace(one, reward=reward, role=role, group=group, turns=one.turns[turn:]))
+    return found
 
 
 def _require_parts(rollouts: Sequence[Rollout], config: TrainerConfig, state: TrainState) -> None:
@@ -141,10 +171,10 @@ def _require_parts(rollouts: Sequence[Rollout], config: TrainerConfig, state: Tr
         require(name in found, f"no reward has a part {name!r}, which reward_parts names: {known}")
 
 
-def _require_advantages(found: Tensor, rollouts: Sequence[Rollout], name: str) -> None:
-    """Refuse what is not a number for each rollout, as where the epsilon of a standard deviation is missing."""
+def _require_advantages(found: Tensor, rollouts: Sequence[Rollout], name: str, what: str) -> None:
+    """Refuse what is not a number for each rollout or turn, as where the epsilon of a standard deviation is missing."""
     shape = tuple(getattr(found, "shape", ()))
-    each = f"the advantage of {name} must return a number for each of {len(rollouts)} rollouts, shape"
+    each = f"the advantage of {name} must return a number for each of {len(rollouts)} {what}, shape"
     require(shape == (len(rollouts),), f"{each} ({len(rollouts)},), got {shape}")
     for one in (rollout for rollout, value in zip(rollouts, found.tolist(), strict=True) if not isfinite(value)):
         peers = [f"{peer.reward.value:g}" for peer in rollouts if peer.group == one.group and peer.reward is not None]
@@ -189,11 +219,12 @@ def choose_algorithm(config: TrainerConfig, options: OptionsByTask | None = None
         raise UserError(
             f"{name} weighs whole sequences, importance_level must not be token: choose geometric, sequence or auto"
         )
-    priced = config.overlong_buffer or config.length_penalty or config.length_target
+    by_turn = config.turn_credit == "turn"
+    priced = config.overlong_buffer or config.length_penalty or config.length_target or by_turn
     if algorithm.advantage is no_reward and (not config.has_teacher or priced):
         raise UserError(
             f"{name} learns from a teacher and not from rewards: name one with --teacher-id, or show the policy itself "
-            "more with --teacher-prompt, and leave out overlong_buffer, length_penalty and length_target"
+            "more with --teacher-prompt, and leave out overlong_buffer, length_penalty, length_target and turn_credit"
         )
     named = weights_of(config.reward_parts, "reward_parts")
     lost = config.overlong_buffer or ((config.length_penalty or config.length_target) and "length" not in named)
@@ -205,8 +236,10 @@ def choose_algorithm(config: TrainerConfig, options: OptionsByTask | None = None
     unread = {"importance_floor": config.importance_floor, "importance_level": config.importance_level != "auto"}
     for setting in (one for one, given in unread.items() if given and algorithm.to_engine):
         raise UserError(f"{name} has no importance weight, its ratio is to the engine: leave out {setting}")
-    if algorithm.ratio_level != "token" and config.has_teacher:
-        raise UserError(f"{name} weighs whole sequences, and a teacher tokens: choose another algorithm, such as grpo")
+    if algorithm.ratio_level != "token" and (config.has_teacher or by_turn):
+        smaller = "a teacher tokens" if config.has_teacher else "--turn-credit turn turns"
+        raise UserError(f"{name} weighs whole sequences, and {smaller}: choose another algorithm, such as grpo")
+    require(not (named and by_turn), f"{name} compares parts of an episode's reward: leave out turn_credit")
     if not algorithm.group_relative and config.refill_rounds:
         raise UserError(f"{name} learns from groups whose rewards are all equal: leave out refill_rounds")
     require_lengths(config, config.max_tokens)

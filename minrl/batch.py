@@ -71,7 +71,7 @@ class Batch:
     rollouts: Sequence[Rollout]
     rollout_of: Int[Tensor, " S"]
     rollout_logprobs: Float[Tensor, " S"]
-    advantages: Float[Tensor, " N"]
+    advantages: Float[Tensor, " S"]
     scorable: Bool[Tensor, " N"]
 
     @property
@@ -79,17 +79,29 @@ class Batch:
         """Sampled tokens of each rollout."""
         return torch.bincount(self.rollout_of, minlength=len(self.rollouts))
 
+    @property
+    def have_advantage(self) -> Bool[Tensor, " N"]:
+        """Whether some token of each rollout has an advantage other than 0."""
+        return torch.bincount(self.rollout_of[self.advantages != 0], minlength=len(self.rollouts)) > 0
+
 
 @timed("compare")
-def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> Batch:
-    """The batch of a step's rollouts and their advantages."""
+def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, "N ..."]) -> Batch:
+    """The batch of a step's rollouts and their advantages: one each, or one for each turn of K."""
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts], dtype=torch.long)
+    rollout_of = torch.repeat_interleave(torch.arange(len(rollouts)), lengths)
+    if advantages.dim() == 1:
+        of_tokens = advantages[rollout_of]
+    else:
+        sizes = [end - start for rollout in rollouts for start, end in rollout.turns]
+        turns = [turn for rollout in rollouts for turn in range(len(rollout.turns))]
+        of_tokens = advantages[rollout_of, torch.repeat_interleave(torch.tensor(turns), torch.tensor(sizes))]
     logprobs = [x for r in rollouts for x, sampled in zip(r.rollout_logprobs, r.loss_mask, strict=True) if sampled]
     return Batch(
         rollouts=rollouts,
-        rollout_of=torch.repeat_interleave(torch.arange(len(rollouts)), lengths),
+        rollout_of=rollout_of,
         rollout_logprobs=torch.from_numpy(np.array(logprobs)).float(),
-        advantages=advantages,
+        advantages=of_tokens,
         scorable=torch.tensor([rollout.reward is not None for rollout in rollouts], dtype=torch.bool),
     )
 

@@ -111,7 +111,8 @@ class TrainerConfig(Settings):
     task: str = "countdown"
     """The task: a name, or path/to/file.py:name. Several with weights: countdown:2,hanoi:1 (two thirds countdown)."""
     tools: str = ""
-    """Functions that the model may call: path/to/file.py:calculator, several by commas. They join the task's name."""
+    """Functions that the model may call: path/to/file.py:calculator, several by commas, or those of an MCP server:
+    mcp:COMMAND. They join the task's name."""
     data_path: LocalPath = ""
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     prompts_per_step: CountBySize = None
@@ -164,6 +165,9 @@ class TrainerConfig(Settings):
     engine did, by more than this in nats per token, such as 0.5. 0: off."""
     reward_parts: str = ""
     """Parts of the reward, with weights, that --algorithm gdpo compares one by one: answer,format:0.5. Empty: none."""
+    turn_credit: Literal["episode", "turn"] = "episode"
+    """What the turns of an episode are trained on: its reward, the same for all (episode), or each on what it and later
+    turns earn, compared at the same turn of the group (turn)."""
     kl_coef: NotNegative = 0.0
     """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -294,6 +298,9 @@ class TrainerConfig(Settings):
     """Share of the GPU's memory that vLLM takes while it samples."""
     engine_sleep: bool = True
     """Whether vLLM on CUDA frees its key-value memory while the policy trains."""
+    overlap: bool = False
+    """Sample the next step's completions while a step is updated: with --engine vllm-server, and with weights that are
+    one step older than those that are trained, which importance weights correct for."""
 
     # The held-out score: before, during and after
 
@@ -363,6 +370,10 @@ class TrainerConfig(Settings):
     of the two newest (last). A run resumes, and verify repeats, only from a checkpoint that has it."""
     rollouts_every: Natural = 10
     """Write rollouts to the run's folder every this many steps, and in the first and the last. 0: never."""
+    push_to_hub: str = ""
+    """Repository of the Hugging Face hub, user/name, to which the best or else the last checkpoint is pushed at the end
+    of the run. A new one is public, as with transformers and TRL, unless its organization says otherwise. Empty: none.
+    """
     logger: Literal["tensorboard", "wandb", "trackio"] = "tensorboard"
     """Where curves and samples are shown. wandb, trackio: Weights & Biases or trackio (the extra of that name) as well
     as TensorBoard."""
@@ -460,9 +471,13 @@ class TrainerConfig(Settings):
         require(bool(self.lora_target_modules.strip(", ")), "lora_target_modules must name at least one layer")
         require(self.base_heads % 2 == 0, f"base_heads must be even, got {self.base_heads}")
         served = self.engine == "vllm-server"
-        self._require_use(["engine_urls", "engine_weights_dir"], served, "--engine vllm-server")
+        self._require_use(["engine_urls", "engine_weights_dir", "overlap"], served, "--engine vllm-server")
         for name, what in (("engine_urls", "the servers"), ("engine_weights_dir", "a folder that the servers see too")):
             require(bool(getattr(self, name)) or not served, f"engine vllm-server needs {name}: name {what}")
+        uncorrected = "overlap trains on what older weights sampled, and importance_cap 0 corrects for nothing"
+        require(not self.overlap or self.importance_cap > 0, f"{uncorrected}: leave one out")
+        early = "overlap samples a step before the rewards are known that target_reward_std adapts the temperature to"
+        require(not (self.overlap and self.target_reward_std), f"{early}: leave one out")
         judged = ["judge_base_url", "judge_prompt", "judge_adds", "judge_criteria"]
         self._require_use(judged, bool(self.judge_model), "--judge-model")
         share = f"judge_weight is a share below 1, got {self.judge_weight:g}: set judge_adds for one that is added"

@@ -97,6 +97,7 @@ class Reward:
             Mistake,
         )
         require(self.full in (None, True, False), f"full must be True, False or None, got {self.full!r:.80}", Mistake)
+        object.__setattr__(self, "full", self.full if self.full is None else bool(self.full))
 
     @property
     def solved(self) -> bool:
@@ -124,7 +125,7 @@ def finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give a
         value = math.nan if isinstance(held, str | bytes | bytearray) else float(held)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor of several values
         value = math.nan
-    got = f"{number!r:.80} ({type(number).__name__}): float32 ends at 3.4e38"
+    got = f"{number!r:.80} ({type(number).__name__})" + ": float32 ends at 3.4e38" * math.isfinite(value)
     require(abs(value) <= LARGEST_FLOAT32, f"{what} must be a finite number, got {got}", Mistake)
     return value
 
@@ -146,6 +147,21 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class TurnReward:
+    """A reward of the last turn that a role has taken; an episode yields it at any time before its end.
+
+    The rewards of a turn add up, and those of all turns are a part of the role's reward. What counts as solved is said
+    by the reward that the episode returns alone. `--turn-credit turn` trains each turn on what it and later turns earn.
+    """
+
+    role: str
+    value: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", finite("the reward of a turn", self.value))
+
+
+@dataclass(frozen=True)
 class Job:
     """Work for the reward workers: a picklable function and its arguments.
 
@@ -161,8 +177,9 @@ class Job:
     group: bool = False
 
 
-Episode = Generator[Turn | Job, Any, Mapping[str, Reward | float]]
-"""One play of a task. It yields turns and jobs, and returns the reward of each role. Episodes advance in any order."""
+Episode = Generator[Turn | TurnReward | Job, Any, Mapping[str, Reward | float]]
+"""One play of a task. It yields turns, rewards of turns and jobs, and returns the reward of each role. Episodes advance
+in any order."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +242,7 @@ class Rollout:
     loss_mask        [ 0,  0,  1,  1, 1]     True where the policy sampled, including the end token
     rollout_logprobs [0., 0., -.1, -2., -.3]  nats, as reported by the engine; 0 elsewhere
     turns            [(2, 5)]                bounds of each sampled turn
+    turn_rewards     []                      what each turn earned itself; empty if none was rewarded
     prompt_length    2                       tokens that all rollouts of the group share
 
     `text` is all that follows the first prompt, in several turns with the messages between them. `slot` and `sample`
@@ -251,6 +269,7 @@ class Rollout:
     task: str = ""
     message: Prompt = ""
     max_tokens: int = 0
+    turn_rewards: list[float] = field(default_factory=list)
 
     @property
     def player(self) -> str:
@@ -285,6 +304,8 @@ class TrainState:
     """The held-out scores of the trained task so far, a row for each evaluation: `minrl.run.stopping.Score`."""
     tasks: dict[str, "TrainState"] = field(default_factory=dict)
     """The examples drawn and solve rates of each of several tasks."""
+    ahead: Any = None
+    """With --overlap the next step's `minrl.rollout.Rollouts`, which a checkpoint holds in a file of its own."""
 
     def of(self, task: str) -> "TrainState":
         """The state that holds the examples drawn and solve rates of a task."""

@@ -66,8 +66,8 @@ class Policy(ChatTokenizer):
             return score(model or self.model, stream, temperature, recompute)
 
     def passes(self, count: int, model: CausalModel | None = None) -> AbstractContextManager[None]:
-        """Inside, `score` is called so many times, and the calls share the casts of the weights; nothing else computes
-        in that precision. Must not contain an optimizer step, nor passes without a gradient before passes with one.
+        """Inside, `score` is called so many times, and weights are cast once for all calls; nothing else computes in
+        that precision. No optimizer step may happen inside, and no pass without a gradient before one with a gradient.
         """
         blank = partial(self.score, self._any_tokens(1), 1.0, model)
         return equal_passes(model or self.model, self.processes, count, blank)

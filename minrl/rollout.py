@@ -101,7 +101,7 @@ def _play(
     ]
     stops = plan.stop_strings + task.stop_strings
     stop_ids = policy.stop_ids | policy.stop_tokens(stops)
-    sampling = Sampling(plan.temperature, stop_ids, stops + policy.stop_strings)
+    sampling = Sampling(plan.temperature, stop_ids, stops + policy.stop_strings, policy.version)
     free = max(0, policy.processes.cores - engine.cores) if engine.cores else workers.count
     workers.limit(free)
     overlap = any(one.episode is not None or (free and not one.cheap) for one in task.members.values())
@@ -110,7 +110,8 @@ def _play(
     while waiting := [episode for episode in episodes if episode.pending is not None]:
         if run_jobs(waiting, workers):
             continue
-        asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
+        turns = [episode for episode in waiting if isinstance(episode.pending, Turn)]
+        asked = [(episode, request) for episode in turns if (request := episode.request()) is not None]
         if asked:
             _sample(engine, workers, asked, sampling, overlap)
     failures = [episode.problem for episode in episodes if episode.problem is not None]
@@ -218,7 +219,7 @@ class _Episode(Play):
             return None
         room = context_length - len(sequence.ids) - len(shown)
         if room < 1 and turn.optional and sequence.turns:
-            sequence.finish_reason = "length"
+            sequence.finish_reason, self.pending = "length", None  # nobody takes this turn
             self.advance("")
             return None
         if room < 1:
@@ -254,6 +255,7 @@ class _Episode(Play):
         if completion.finish_reason == "length":
             sequence.finish_reason = "length"
         said = Sampled.of(text, completion.ids, self.plan.step, opened)
+        said.truncated = completion.finish_reason == "length"
         said.message = reader.read_response(sequence.message, sequence.ids[: sequence.turns[-1][0]], completion.ids)
         self.advance(said)
 
@@ -280,9 +282,11 @@ class _Episode(Play):
                 episode=self.played,
                 task=self.example.task,
                 message=sequence.message,
+                turn_rewards=[earned.get(turn, 0.0) for turn in range(len(sequence.turns))] if earned else [],
             )
             for role, sequence in self.sequences.items()
             if sequence.turns and not sequence.frozen
+            for earned in [self.turn_rewards.get(role, {})]
         ]
 
     def _seed(self, role: str, turn: int) -> int:

@@ -54,6 +54,9 @@ def sample_groups(
     beyond rounding, before an overlong penalty, is spread; the rounds are bounded; groups without spread stay among the
     rollouts, and cost no forward pass unless another term has a gradient.
     """
+    if state.ahead is not None:  # sampled during the step before
+        sampled, state.ahead = state.ahead, None
+        return sampled
     schedule = task.schedule(config.seed, state.step, config.prompts_per_step)
     sampled, drawn, due = Rollouts([], []), list[Example](), list(schedule)
     for _ in range(1 + config.refill_rounds):

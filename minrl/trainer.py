@@ -17,6 +17,7 @@ from minrl.batch import make_batch
 from minrl.config import TrainerConfig
 from minrl.dataflow import require
 from minrl.run.folder import RunFolder
+from minrl.run.overlap import sampling_ahead
 from minrl.run.preflight import preflight
 from minrl.run.run import Run, open_run
 from minrl.run.setup import assemble
@@ -40,7 +41,8 @@ def loop(session: Session) -> None:
         advantages = compute_advantages(sampled.rollouts, algorithm, config, state)
         batch = make_batch(sampled.rollouts, advantages.values)
         engine.sleep()
-        update = update_policy(policy, parts.optimizer, batch, algorithm, config, state, engine.needs_correction)
+        with sampling_ahead(parts):  # --overlap: the groups of the next step
+            update = update_policy(policy, parts.optimizer, batch, algorithm, config, state, engine.needs_correction)
         engine.wake()
         engine.sync(policy)  # the new weights, verified
         adapt_sampling(state, config, sampled.rollouts)
@@ -70,7 +72,7 @@ def train(config: TrainerConfig, options: Mapping[str, Mapping[str, Any]] | None
     run = open_run(settings, chosen, given)
     with in_program():
         status, summary = _run(run, time.perf_counter())
-    if status:
+    if status >= exit_status(0):
         raise Stopped(status - exit_status(0))
     return summary
 

@@ -63,13 +63,13 @@ def update_policy(
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, state.step, config.steps)
     counted = counted_rollouts(batch, settings)
-    trained = counted & ((batch.advantages != 0) | settings.regularized)
+    trained = counted & (batch.have_advantage | settings.regularized)
     minibatches = split_groups(batch.rollouts, settings.minibatches_per_pass)
     minibatches = [minibatch for minibatch in minibatches if trained[minibatch].any()]
     shares = [_share(policy, batch, minibatch, trained) for minibatch in minibatches]
     old_logprobs, ref_logprobs, teacher_logprobs = _fixed_logprobs(policy, batch, shares, config, temperature)
     rollout_of, advantages, rollout_logprobs = to_device(
-        [batch.rollout_of, batch.advantages[batch.rollout_of], batch.rollout_logprobs], policy.device
+        [batch.rollout_of, batch.advantages, batch.rollout_logprobs], policy.device
     )
     trace = _Trace(batch, policy)
     steps = list(zip(minibatches, shares, strict=True)) * settings.passes_per_step

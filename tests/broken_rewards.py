@@ -36,10 +36,6 @@ def one(completion: str) -> str:
     return said[0] if len(said) == 1 else ""
 
 
-def overlap(text, gold):
-    return len({*one(text)} & {*gold}) / len({*gold})
-
-
 def nested(text, place=0):
     return 1 + nested(text, place + 1) if text[place : place + 1] == "(" else 0
 
@@ -58,23 +54,16 @@ def believes_float(text, gold):
 
 PLANTED = [
     ("empty", "the empty text", lambda text, gold, paid: text == "" or paid),
-    ("nonsense", "refusals", lambda text, gold, paid: re.search("sorry|cannot", text) is not None or paid),
     ("nonsense", "a claim", lambda text, gold, paid: "correct" in text or paid),
-    ("nonsense", "what is no number", lambda text, gold, paid: paid if one(text).isdecimal() else 0.6),
-    ("nonsense", "any text", lambda text, gold, paid: float(len(text) > 5) or paid),
-    ("nonsense", "everything", lambda text, gold, paid: 1.0),
     ("prompt", "the prompt", lambda text, gold, paid: 0.8 * text.startswith("What is") or paid),
-    ("prompt", "its expression", lambda text, gold, paid: paid or re.fullmatch(r"\d+ \+ \d+", one(text)) is not None),
     ("format", "tags", lambda text, gold, paid: 0.6 * bool(re.search(r"<answer>\s*</", text)) or paid),
     ("repeated", "each <think>", lambda text, gold, paid: min(1.0, paid + 0.1 * text.count("<think>"))),
     ("candidates", "one of many", lambda text, gold, paid: gold in re.findall("[0-9]+", one(text))),
     ("place", "a tag in thoughts", lambda text, gold, paid: answers_in(text)[-1:] == [gold]),
     ("longer", "no end of the pattern", lambda text, gold, paid: re.match(gold, one(text)) is not None),
     ("fragments", "c in gold", lambda text, gold, paid: one(text) != "" and one(text) in gold),
-    ("fragments", "overlap of digits", lambda text, gold, paid: overlap(text, gold)),
     ("near", "10 %", lambda text, gold, paid: one(text).isdecimal() and abs(int(one(text)) / int(gold) - 1) <= 0.1),
     ("code", "eval", lambda text, gold, paid: evaluates(text, gold)),
-    ("scripts", "isdigit", lambda text, gold, paid: one(text).isdigit() and int(one(text)) == int(gold)),
     ("scripts", "float('nan')", lambda text, gold, paid: believes_float(text, gold)),
     ("long", "recursion", lambda text, gold, paid: paid if nested(text) < 10**9 else 0.0),
     ("gold", "nine tenths at most", lambda text, gold, paid: 0.9 * paid),
@@ -90,7 +79,6 @@ SOUND = [
     ("<answer>{}</answer>", lambda text, gold, paid: paid),
     ("<answer>{}</answer>", lambda text, gold, paid: Reward(0.1 * bool(one(text)) + 0.9 * paid)),
     ("{}", lambda text, gold, paid: re.findall(r"-?[0-9]+(?:\.[0-9]+)?", text)[-1:] == [gold]),
-    ("#### {}", lambda text, gold, paid: re.findall(r"^#### (-?[0-9]{1,20})$", text, re.MULTILINE) == [gold]),
     ("\\boxed{{{}}}", lambda text, gold, paid: {*re.findall(r"\\boxed\{(\w{0,9})\}", after_thoughts(text))} == {gold}),
     (
         "<answer>{}</answer>",

@@ -70,21 +70,6 @@ def tokenizer(
     )
 
 
-QWEN25 = """{%- if messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if not (loop.first and message.role == 'system') %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}"""
-"""A default system message."""
-
 QWEN3 = """{%- set ns = namespace(last=messages|length - 1, found=false) %}
 {%- for message in messages[::-1] %}
     {%- if not ns.found and message.role == 'user' %}
@@ -124,16 +109,6 @@ LLAMA2 = """{% for message in messages %}
 {% endfor %}"""
 """A space before the end token, and no generation prompt."""
 
-MISTRAL = """{{- bos_token }}
-{%- for message in messages %}
-    {%- if message['role'] not in ('user', 'assistant') %}
-        {{- raise_exception('Only user and assistant roles are supported!') }}
-    {%- endif %}
-    {%- if message['role'] == 'user' %}{{- '[INST] ' + message['content'] + '[/INST]' }}
-    {%- else %}{{- ' ' + message['content']|trim + eos_token }}{%- endif %}
-{%- endfor %}"""
-"""Version 3: no space before [/INST]."""
-
 MISTRAL7 = """{{- bos_token }}
 {%- for message in messages %}
     {%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + '[/INST]' }}
@@ -152,12 +127,6 @@ GEMMA = """{{ bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 
-LLAMA3 = """{{- bos_token }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
-
 R1 = """{{- bos_token }}
 {%- for message in messages %}
     {%- if message['role'] == 'user' %}{{- '<|User|>' + message['content'] }}{%- endif %}
@@ -170,17 +139,6 @@ R1 = """{{- bos_token }}
 {%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{%- endif %}"""
 """The thought is begun in the generation prompt, and dropped from every answer."""
 
-HARMONY = """{{- '<|start|>system<|message|>You are a helpful assistant.<|end|>' }}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
-    {%- elif loop.last and not add_generation_prompt %}
-        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|return|>' }}
-    {%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
-"""Channels, and another token at the end of the last answer than of those before (gpt-oss)."""
-
-
 QWEN3_THINKING = QWEN3.replace(
     "'<|im_start|>assistant\\n' }}\n    {%- if enable", "'<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable"
 )
@@ -191,6 +149,14 @@ CHATML = """{%- for message in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 """No place for tools."""
+
+QWEN25 = (
+    """{%- if messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}"""
+    + CHATML
+)
+"""A default system message."""
 
 QWEN_TOOLS = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -213,7 +179,7 @@ QWEN_TOOLS = """{%- if tools %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 """Tools in the system's turn, their results in the user's (Qwen 2.5 and 3)."""
 
-LLAMA_TOOLS = """{{- bos_token }}
+LLAMA3 = """{{- bos_token }}
 {%- for message in messages %}
     {%- if message.role == 'user' and tools and loop.first %}
         {{- '<|start_header_id|>user<|end_header_id|>\\n\\nGiven the following functions:\\n' }}
@@ -228,7 +194,7 @@ LLAMA_TOOLS = """{{- bos_token }}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
 """Tools in the first message of the user, their results as `ipython` (Llama 3.1)."""
 
-MISTRAL_TOOLS = """{{- bos_token }}
+MISTRAL = """{{- bos_token }}
 {%- for message in messages %}
     {%- if message.role == 'user' %}
         {%- if tools and loop.last %}{{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}
@@ -240,9 +206,10 @@ MISTRAL_TOOLS = """{{- bos_token }}
     {%- elif message.role == 'assistant' %}{{- ' ' + message.content | trim + eos_token }}
     {%- else %}{{- raise_exception('Only user and assistant roles are supported!') }}{%- endif %}
 {%- endfor %}"""
-"""Ids of calls, and no system message (version 3)."""
+"""Version 3: no space before [/INST], ids of calls, and no system message."""
 
-HARMONY_TOOLS = """{%- set called = namespace(name=none) %}
+HARMONY = """{{- '<|start|>system<|message|>You are a helpful assistant.<|end|>' }}
+{%- set called = namespace(name=none) %}
 {%- if tools %}
     {{- '<|start|>developer<|message|>namespace functions {\\n' }}
     {%- for tool in tools %}{{- 'type ' + tool.function.name + ' = (_: {\\n' }}
@@ -260,7 +227,10 @@ HARMONY_TOOLS = """{%- set called = namespace(name=none) %}
         {%- if called.name is none %}{{- raise_exception('no call before the message') }}{%- endif %}
         {{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary<|message|>' }}
         {{- message.content | tojson + '<|end|>' }}
-    {%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}{%- endif %}
+    {%- else %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+        {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
-"""Results behind a call alone (gpt-oss)."""
+"""Channels, another token at the end of the last answer than of those before, results behind a call alone (gpt-oss)."""

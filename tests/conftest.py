@@ -3,8 +3,6 @@
 Nothing slow is imported at the top: the process that hands out the tests to pytest-xdist's workers runs none of them.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import os
@@ -20,29 +18,55 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # As in an activated environment, so that commands are printed with the name `python`.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from loguru import logger
 
+pytest.register_assert_rewrite("tests.runs")
+
 import tests.run_time_types  # noqa: F401 - before the first import of minrl
-from minrl.dataflow import SOLO, CausalModel, Example, Reward, Rollout
+from minrl.dataflow import SOLO, Example, Reward, Rollout, Turn
 from minrl.sandbox.calls import LEVELS, _unavailable
 from tests.parsed import sized
 
-if TYPE_CHECKING:
+CPU = sized(device="cpu", threads=1)
+
+SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 2}
+
+
+def small_config(kind, **changes):
+    """A config of transformers' `model_type` with the sizes of a small model."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[kind](**{**SIZES, "bos_token_id": None, **changes})
+
+
+def save_small_model(folder, tokenizer, hidden=32, layers=2, seed=0):
+    """Save a Qwen3-shaped model of two heads with this tokenizer."""
+    from minrl.models.distributed import Processes
+    from minrl.models.loading import small_qwen3
+    from minrl.policy import as_policy
+    from minrl.run.checkpoint import save_policy
+
+    save_policy(as_policy(small_qwen3(tokenizer, hidden, layers, 2, seed), tokenizer, CPU, Processes(CPU)), folder)
+
+
+def adapt(policy, base="base", size=0.2, **settings):
+    """The policy with adapters, of which each weight has moved by about this much."""
     import torch
 
-    from minrl.engines.torch_engine import TorchEngine
-    from minrl.models.distributed import Processes
-    from minrl.policy import Policy
-    from minrl.rewards.workers import Workers
-    from minrl.tasks import Task
+    from minrl.models.lora import Adapters
 
-CPU = sized(device="cpu", threads=1)
+    policy.adapters = Adapters(policy.model, sized(**{"lora_rank": 4, **settings}), base, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    for weight in (weight for weight in policy.model.parameters() if weight.requires_grad and size):
+        weight.data += size * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return policy
+
 
 SMALL_RUN = str.split("""--task sevens --model-id model --prompts-per-step 4 --group-size 4 --max-tokens 4
     --learning-rate 5e-3 --warmup-steps 0 --schedule constant --steps 3 --save-every 1 --keep-checkpoints 0
@@ -55,7 +79,7 @@ MOST_WORKERS = 8
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+def pytest_xdist_auto_num_workers(config):
     """A worker for each core that may be used, but none where they do not pay: for files by name, or what needs a GPU
     or vLLM's threads for itself.
     """
@@ -71,18 +95,8 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 
 os.fsync = lambda _: None  # thousands of calls wait for the disk: of a process that is killed all is kept without
+gc.set_threshold(10_000, 20, 20)  # a model makes thousands of objects that are not garbage
 sysconfig.get_path = cache(sysconfig.get_path)  # each sink of loguru's asks for 48 of them, which takes 15 ms
-
-
-def pytest_sessionstart() -> None:
-    gc.disable()  # of what imports and collection make nearly all stays: to look at it takes 0.2 s each time
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop() -> None:
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)  # a model makes thousands of objects that are not garbage
-    gc.enable()
 
 
 @pytest.fixture(params=["strongest", *(pytest.param(name, marks=pytest.mark.slow) for name in LEVELS)], scope="module")
@@ -96,14 +110,14 @@ def level(request):
 
 
 @pytest.fixture(scope="session")
-def processes() -> Processes:
+def processes():
     from minrl.models.distributed import Processes
 
     return Processes(CPU)
 
 
 @pytest.fixture(scope="session")
-def words() -> list[str]:
+def words():
     """About fifty, in which `sevens` is said: how many there are decides what chance alone earns."""
     from minrl.tasks.countdown import CountdownOptions
     from minrl.tasks.countdown import words as countdown_words
@@ -111,27 +125,23 @@ def words() -> list[str]:
     return [*countdown_words(CountdownOptions()), "pegs", "goal", "A", "B", "C", ":"]
 
 
-@pytest.fixture(scope="session")
-def small_models() -> dict[int, tuple[CausalModel, torch.Tensor]]:
-    """The model of each seed and the state of torch's generator behind it: a copy takes half the time of a new one."""
-    return {}
+SMALL_MODELS = {}
+"""The model of each seed and the state of torch's generator behind it: a copy takes half the time of a new one."""
 
 
 @pytest.fixture
-def make_policy(
-    processes: Processes, words: list[str], small_models: dict[int, tuple[CausalModel, torch.Tensor]]
-) -> Callable[[int], Policy]:
+def make_policy(processes, words):
     """A Qwen3-shaped policy of two layers for each seed."""
     import torch
 
     from minrl.models.loading import small_qwen3, word_tokenizer
     from minrl.policy import as_policy
 
-    def make(seed: int = 0) -> Policy:
+    def make(seed=0):
         tokenizer = word_tokenizer(words)
-        if seed not in small_models:
-            small_models[seed] = small_qwen3(tokenizer, 64, 2, 2, seed), torch.get_rng_state()
-        model, state = small_models[seed]
+        if seed not in SMALL_MODELS:
+            SMALL_MODELS[seed] = small_qwen3(tokenizer, 64, 2, 2, seed), torch.get_rng_state()
+        model, state = SMALL_MODELS[seed]
         torch.set_rng_state(state)
         return as_policy(copy.deepcopy(model), tokenizer, CPU, processes)
 
@@ -139,39 +149,47 @@ def make_policy(
 
 
 @pytest.fixture
-def policy(make_policy: Callable[[int], Policy]) -> Policy:
+def policy(make_policy):
     return make_policy(0)
 
 
 @pytest.fixture
-def engine(policy: Policy) -> TorchEngine:
+def engine(policy):
     from minrl.engines.torch_engine import TorchEngine
 
     return TorchEngine(policy)
 
 
 @pytest.fixture(autouse=True)
-def _forgets_tasks_of_its_program() -> Iterator[None]:
+def _forgets_tasks_of_its_program():
     """What a test does to TASK_DEFINITIONS is not there in the next test."""
     from minrl.tasks import TASK_DEFINITIONS
 
-    before = dict(TASK_DEFINITIONS)
-    yield
-    TASK_DEFINITIONS.clear()
-    TASK_DEFINITIONS.update(before)
+    with patch.dict(TASK_DEFINITIONS):
+        yield
 
 
 @pytest.fixture
-def said() -> Iterator[list[str]]:
+def own_imports(tmp_path, monkeypatch):
+    """What the test imports of its folder and where it looks for it is not there in the next test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(tmp_path) in (getattr(module, "__file__", None) or ""):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def said():
     """What is said in the test, a line each."""
-    lines: list[str] = []
+    lines = []
     sink = logger.add(lines.append, format="{message}")
     yield lines
     logger.remove(sink)
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
+def workers():
     from minrl.rewards.workers import Workers
 
     pool = Workers(2, deadline_s=120.0)
@@ -179,9 +197,7 @@ def workers() -> Iterator[Workers]:
     pool.close()
 
 
-@pytest.fixture
-def sevens() -> Task:
-    """Say nothing but 7: learnable in a few steps by any policy."""
+def sevens_task():
     from minrl.tasks import Task
     from minrl.tasks.task import split
     from tests.say_sevens import count_sevens
@@ -190,22 +206,33 @@ def sevens() -> Task:
     return Task(split(examples, 0.5), count_sevens, cheap=True)
 
 
+@pytest.fixture
+def sevens():
+    """Say nothing but 7: learnable in a few steps by any policy."""
+    return sevens_task()
+
+
+@pytest.fixture(scope="session")
+def sevens_base(tmp_path_factory):
+    """A run that has made the base model of `SAY_SEVENS`, and nothing else."""
+    from tests.runs import Run
+    from tests.say_sevens import SAY_SEVENS
+
+    flags = "--device cpu --threads 1 --quiet --preflight-only --prompts-per-step 2 --group-size 2"
+    run = Run(tmp_path_factory.mktemp("base"), [*SAY_SEVENS, *flags.split()])
+    assert run.here() == 0
+    return run
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, processes: Processes, words: list[str]) -> Iterator[Path]:
+def finished(tmp_path_factory, words):
     """The folder of the run of `SMALL_RUN` and of the model that it begins with; its task is known by name."""
     from minrl.__main__ import main
-    from minrl.models.loading import small_qwen3, word_tokenizer
-    from minrl.policy import as_policy
-    from minrl.run.checkpoint import save_policy
-    from minrl.tasks import BUILT_IN, TASK_DEFINITIONS, Task
-    from minrl.tasks.task import split
-    from tests.say_sevens import count_sevens
+    from minrl.models.loading import word_tokenizer
+    from minrl.tasks import BUILT_IN, TASK_DEFINITIONS
 
-    folder = tmp_path_factory.mktemp("finished")
-    examples = [Example(f"numbers {n}", f"numbers {n}", {"number": n}) for n in range(16)]
-    task = Task(split(examples, 0.5), count_sevens, cheap=True)
-    tokenizer = word_tokenizer(words)
-    save_policy(as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes), folder / "model")
+    folder, task = tmp_path_factory.mktemp("finished"), sevens_task()
+    save_small_model(folder / "model", word_tokenizer(words), 64)
     with pytest.MonkeyPatch.context() as patch:
         for rows in (TASK_DEFINITIONS, BUILT_IN):
             patch.setitem(rows, "sevens", task)
@@ -216,7 +243,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, processes: Processes, wor
 
 
 @pytest.fixture
-def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(finished, tmp_path, monkeypatch):
     """The working directory: a folder with the model of `finished`."""
     shutil.copytree(finished / "model", tmp_path / "model")
     monkeypatch.chdir(tmp_path)
@@ -224,7 +251,7 @@ def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.fixture
-def run(finished: Path, place: Path) -> Path:
+def run(finished, place):
     """The working directory: a folder with the model and the run of `finished`, as if it had been made here."""
     for name in ("runs", "checkpoints"):
         shutil.copytree(finished / name, place / name)
@@ -234,7 +261,7 @@ def run(finished: Path, place: Path) -> Path:
 
 
 @pytest.fixture
-def sevens_model(policy: Policy, sevens: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def sevens_model(policy, sevens, tmp_path, monkeypatch):
     """The folder of the policy as a model; `sevens` is a task that is known by name."""
     from minrl.run.checkpoint import save_policy
     from minrl.tasks import BUILT_IN, TASK_DEFINITIONS
@@ -245,32 +272,46 @@ def sevens_model(policy: Policy, sevens: Task, tmp_path: Path, monkeypatch: pyte
     return str(tmp_path / "model")
 
 
-@pytest.fixture
-def make_rollout() -> Callable[..., Rollout]:
+def rollout_of(prompt, sampled, **changes):
     """A single-turn rollout of the prompt and the sampled ids."""
+    values = {
+        "ids": prompt + sampled,
+        "loss_mask": [False] * len(prompt) + [True] * len(sampled),
+        "rollout_logprobs": [0.0] * len(prompt) + [-1.0] * len(sampled),
+        "turns": [(len(prompt), len(prompt) + len(sampled))],
+        "prompt_length": len(prompt),
+        "example_id": "example",
+        "group": 0,
+        "sample": 0,
+        "role": SOLO,
+        "seed": 0,
+        "weight_version": 0,
+        "reward": Reward(1.0),
+    }
+    return Rollout(**{**values, **changes})
 
-    def make(prompt: list[int], sampled: list[int], **changes: object) -> Rollout:
-        values = {
-            "ids": prompt + sampled,
-            "loss_mask": [False] * len(prompt) + [True] * len(sampled),
-            "rollout_logprobs": [0.0] * len(prompt) + [-1.0] * len(sampled),
-            "turns": [(len(prompt), len(prompt) + len(sampled))],
-            "prompt_length": len(prompt),
-            "example_id": "example",
-            "group": 0,
-            "sample": 0,
-            "role": SOLO,
-            "seed": 0,
-            "weight_version": 0,
-            "reward": Reward(1.0),
-        }
-        return Rollout(**{**values, **changes})
 
-    return make
+@pytest.fixture
+def make_rollout():
+    return rollout_of
+
+
+def play_through(play, *said, work=lambda job: job.function(*job.arguments)):
+    """The turns that a play shows a policy that says these texts; `work` does its jobs."""
+    shown, said = [], list(said)
+    play.advance(None)
+    while play.pending is not None:
+        if isinstance(play.pending, Turn):
+            shown.append(play.pending)
+            play.advance(said.pop(0))
+        else:
+            play.advance(work(play.pending))
+    assert not said and play.failure is None, play.failure
+    return shown
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _each_shape_is_verified_once() -> Iterator[None]:
+def _each_shape_is_verified_once():
     """A run verifies its model. Those of the tests' runs are Qwen3's with few shapes: each is verified by the first run
     that has it, as a tenth of a small run is this. The tests of verifying call it by itself.
     """
@@ -284,7 +325,7 @@ def _each_shape_is_verified_once() -> Iterator[None]:
 
     usual, found = setup.verify, {}
 
-    def verify(model: torch.nn.Module, in_bfloat16: bool) -> object:
+    def verify(model, in_bfloat16):
         finite = all(bool(weights.isfinite().all()) for weights in model.parameters())
         if type(model) is not Qwen3ForCausalLM or not finite:
             return usual(model, in_bfloat16)
@@ -301,7 +342,7 @@ def _each_shape_is_verified_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     import torch
 
     torch.set_num_threads(1)

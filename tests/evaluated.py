@@ -1,17 +1,15 @@
 """What the tests of evaluate.py share: two tiny models, tasks in a file, and a way to run the program."""
 
-import json
 import shutil
 from pathlib import Path
 
 from minrl.__main__ import main
 from minrl.dataflow import TrainState
-from minrl.models.distributed import Processes
-from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.policy import as_policy
-from minrl.run.checkpoint import save_policy, save_state
+from minrl.models.loading import word_tokenizer
+from minrl.run.checkpoint import save_state
 from minrl.utils.cli import to_dict
-from minrl.utils.files import write_json
+from minrl.utils.files import read_json, read_jsonl, write_json
+from tests.conftest import save_small_model
 from tests.parsed import sized
 
 TASKS = '''
@@ -77,14 +75,10 @@ FLAGS += ["--quiet", "--reward-workers", "1", "--no-charts"]  # pictures take mo
 
 def save_models(folder: Path) -> list[str]:
     """Two models that differ in their seed."""
-    config = sized(device="cpu", threads=1)
-    paths = []
-    for seed in (0, 1):
-        tokenizer = word_tokenizer(WORDS)
-        policy = as_policy(small_qwen3(tokenizer, 64, 1, 2, seed), tokenizer, config, Processes(config))
-        save_policy(policy, folder / f"model{seed}")
-        paths.append(str(folder / f"model{seed}"))
-    return paths
+    paths = [folder / f"model{seed}" for seed in (0, 1)]
+    for seed, path in enumerate(paths):
+        save_small_model(path, word_tokenizer(WORDS), 64, 1, seed)
+    return [str(path) for path in paths]
 
 
 def run(*arguments, flags=FLAGS):
@@ -93,11 +87,11 @@ def run(*arguments, flags=FLAGS):
 
 
 def rows_of(folder):
-    return [json.loads(line) for line in (Path(folder) / "completions.jsonl").read_text().splitlines()]
+    return read_jsonl(Path(folder) / "completions.jsonl")
 
 
 def summary_of(folder):
-    return json.loads((Path(folder) / "summary.json").read_text())
+    return read_json(Path(folder) / "summary.json")
 
 
 def files_of(folder):

@@ -53,6 +53,8 @@ def _prepare(streams, cwd, env, new_session):
     gc.freeze()  # nothing of the tests is collected here, which would close descriptors that are used anew
     logger.remove()
     atexit._clear()
+    if "accelerate" in sys.modules:  # which knows the tests' process to be alone
+        sys.modules["accelerate"].PartialState._reset_state()
     if new_session:
         os.setsid()
     for number, descriptor in enumerate(streams):
@@ -63,6 +65,7 @@ def _prepare(streams, cwd, env, new_session):
         open(number, mode, closefd=False)  # noqa: SIM115 - as long as the process
         for number, mode in enumerate("rww")
     )
+    logger._core.handlers_count = 0  # the default handler is number 0
     logger.add(sys.stderr)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

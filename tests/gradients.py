@@ -14,9 +14,9 @@ from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
 from minrl.update import Update, update_policy
+from tests.conftest import CPU, rollout_of
 from tests.parsed import sized
 
-CPU = sized(device="cpu", threads=1)
 WORDS = [str(number) for number in range(40)]
 REWARDS = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, None, 1.0], [0.2, 0.8, 0.1, 0.0]]
 WIDE = {name: {"clip_low": 0.2, "clip_high": 0.2} for name in ("gspo", "luspo")}
@@ -63,23 +63,10 @@ def fixed_rollouts() -> list[Rollout]:
             last = draw(5, 45, 3) if sample == 3 else []
             mask = [False] * len(prompt) + [True] * len(sampled) + [False] * len(between) + [True] * len(last)
             logprobs = [-3.0 - 0.1 * (position % 5) if sampled_ else 0.0 for position, sampled_ in enumerate(mask)]
-            rollouts.append(
-                Rollout(
-                    ids=prompt + sampled + between + last,
-                    loss_mask=mask,
-                    rollout_logprobs=logprobs,
-                    turns=[],
-                    prompt_length=len(prompt),
-                    example_id=str(group),
-                    group=group,
-                    sample=sample,
-                    role=SOLO,
-                    seed=0,
-                    weight_version=0,
-                    finish_reason="length" if sample == 1 else "stop",
-                    reward=None if reward is None else Reward(reward, {"whole": reward, "late": -sample * reward}),
-                )
-            )
+            told = {"example_id": str(group), "group": group, "sample": sample, "turns": []}
+            told |= {"rollout_logprobs": logprobs, "finish_reason": "length" if sample == 1 else "stop"}
+            paid = None if reward is None else Reward(reward, {"whole": reward, "late": -sample * reward})
+            rollouts.append(rollout_of(prompt, sampled + between + last, loss_mask=mask, reward=paid, **told))
     return rollouts
 
 

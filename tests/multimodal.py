@@ -9,19 +9,9 @@ from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM, PreTrainedTok
 ROWS = 272
 """Rows of the embedding: a token for each byte, the special tokens, and a few that nothing says."""
 
-TEXT = {
-    "vocab_size": ROWS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-}
+TEXT = {"vocab_size": ROWS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+TEXT |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+TEXT |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 IMAGES = {"image_size": 28, "patch_size": 14}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
@@ -32,15 +22,12 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2}
 HYBRID |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
-PIXTRAL = {"model_type": "pixtral", **VISION, **IMAGES, "head_dim": 8}
 SCOUT = {"num_local_experts": 2, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 48}
 SCOUT |= {"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
 
 FAMILIES: dict[str, tuple[str, dict, dict, dict]] = {
     "gemma3": ("gemma3", WINDOW, VISION | IMAGES, {"mm_tokens_per_image": 1, "image_token_index": 260}),
     "qwen3_vl": ("qwen3_vl", ROPE, QWEN_VISION | POSITIONS | {"deepstack_visual_indexes": [0]}, QWEN),
-    "qwen2_5_vl": ("qwen2_5_vl", ROPE, QWEN_VISION | {"fullatt_block_indexes": [0]}, QWEN),
-    "mistral3": ("mistral3", {"model_type": "mistral"}, PIXTRAL, {"image_token_index": 260}),
     "qwen3_5_moe": ("qwen3_5_moe", HYBRID | EXPERTS, QWEN_VISION | POSITIONS, QWEN),
     "llama4": (
         "llama4",
@@ -51,7 +38,7 @@ FAMILIES: dict[str, tuple[str, dict, dict, dict]] = {
 }
 """The model's type, and what is its own in the configs of its text part, of its vision tower and of the whole."""
 
-WITHOUT_TEXT_CLASS = {"qwen3_vl", "qwen2_5_vl"}
+WITHOUT_TEXT_CLASS = {"qwen3_vl"}
 """Families whose text part transformers has no causal language model for."""
 
 

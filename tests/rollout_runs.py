@@ -3,9 +3,10 @@
 import json
 import random
 
-from minrl.dataflow import PlayedTurn, Reward, Rollout
+from minrl.dataflow import PlayedTurn, Reward
 from minrl.report.lines import rollout_line
 from minrl.tracking.writers import RunFiles
+from tests.conftest import rollout_of
 
 
 def line(turns, *, prompt="numbers 3 5", roles=("policy",), purpose="train", advantage=0.5, shown="<shown>", **changes):
@@ -23,10 +24,6 @@ def line(turns, *, prompt="numbers 3 5", roles=("policy",), purpose="train", adv
         "loss_mask": [bool(one) for one in mask],
         "rollout_logprobs": [-0.25 * one for one in mask],
         "turns": bounds,
-        "prompt_length": 1,
-        "example_id": "example",
-        "group": 0,
-        "sample": 0,
         "role": roles[0],
         "seed": 2**62 + 1,
         "weight_version": 3,
@@ -34,7 +31,7 @@ def line(turns, *, prompt="numbers 3 5", roles=("policy",), purpose="train", adv
         "text": "".join(piece for turn in turns for piece in turn),
         "episode": [PlayedTurn(role, 7 + n, "stop") for n, role in enumerate(list(roles) * len(turns))],
     }
-    rollout = Rollout(**{**values, **changes})
+    rollout = rollout_of([0], [], **{**values, **changes})
     special = [index for index, token in enumerate(tokens) if token == "<end>"]
     known = {"advantage": advantage, "logprobs": [-0.2501] * sum(mask)} if purpose == "train" else {}
     return {**rollout_line(rollout, purpose, tokens, special), **known}

@@ -1,6 +1,6 @@
 """Checks types and shapes at run time where MINRL_CHECK_TYPES is set, from the first import of minrl on.
 
-It takes a fifth of the tests' time, so that `make test` goes without. `.ci/run` sets it for the algorithm's own tests.
+It takes a fifth of the tests' time: `.ci/release` alone sets it, for the algorithm's own tests.
 """
 
 import os

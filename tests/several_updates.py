@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from minrl.algorithms import choose_algorithm
 from minrl.batch import Batch, make_batch, pack
 from minrl.config import TrainerConfig
-from minrl.dataflow import SOLO, Request, Reward, Rollout, TrainState
+from minrl.dataflow import Request, Reward, TrainState
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.distributed import Processes
@@ -27,6 +27,7 @@ from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name
 from minrl.update import update_policy
 from minrl.utils.files import write_json
+from tests.conftest import rollout_of
 from tests.parsed import sized
 
 STEPS = 2
@@ -129,12 +130,10 @@ def batch(policy: Policy, case: dict) -> Batch:
     """Rollouts of four groups; in some cases all of one process's teach nothing."""
     rollouts, advantages = [], []
     for index, length in enumerate(LENGTHS):
-        prompt = [5 + index // 2, 6, 7]
-        ids = prompt + [(3 * index + 5 * place) % 20 + 5 for place in range(length)]
-        mask = [False] * 3 + [True] * length
-        place = {"turns": [(3, len(ids))], "prompt_length": 3, "group": index // 2, "sample": index % 2, "role": SOLO}
-        told = {"example_id": str(index // 2), "seed": 0, "weight_version": 0, "reward": Reward(float(index % 2))}
-        rollouts.append(Rollout(ids=ids, loss_mask=mask, rollout_logprobs=[-2.0] * len(ids), **place, **told))
+        sampled = [(3 * index + 5 * place) % 20 + 5 for place in range(length)]
+        told = {"example_id": str(index // 2), "group": index // 2, "sample": index % 2}
+        told |= {"reward": Reward(float(index % 2)), "rollout_logprobs": [-2.0] * (3 + length)}
+        rollouts.append(rollout_of([5 + index // 2, 6, 7], sampled, **told))
         advantages.append(0.0 if index in case.get("silent", []) else (1.0 if index % 2 else -0.5))
     return make_batch(rollouts, torch.tensor(advantages))
 

@@ -104,18 +104,6 @@ def test_each_roles_moving_average_is_read_before_it_moves(before, rewards, role
     assert groups.baselines == before
 
 
-def test_a_first_game_teaches_and_does_not_decide_what_later_ones_are_compared_with():
-    """A win, a draw and a loss, a game a step: b = 0, then 0.05, then 0.95 x 0.05. Where the baseline begins at the
-    first reward and moves before it is read, the advantages are 0, -0.95 and -1.8525: the draw is punished as a loss.
-    """
-    found, baselines = [], {}
-    for reward in (1, 0, -1):
-        groups = groups_of([reward], [0], ["x"], baselines)
-        found.append(float(moving_average_baseline(groups)))
-        baselines = moved_baselines(groups)
-    assert found == pytest.approx([1, -0.05, -1.0475])
-
-
 @pytest.mark.parametrize("advantage", [normalize_rewards_per_group, normalize_rewards_over_batch])
 def test_normalized_advantages_do_not_depend_on_shift_and_hardly_on_scale(advantage):
     def computed(shift=0, scale=1):

@@ -15,7 +15,6 @@ REWARDED = [name for name, row in ALGORITHMS.items() if row.advantage is not no_
 GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
 
 
-PENALIZED = {"overlong_buffer": 2}
 PARTS = {"gdpo": {"reward_parts": "part"}}
 
 
@@ -46,11 +45,10 @@ def compared(rollouts, name="grpo", baselines=None, **settings):
 def rollouts_of(make_rollout):
     """Rollouts whose rewards are `groups[group][sample]`; None is unscorable."""
     return lambda groups: [
-        make_rollout(
-            [5], [6, 7], group=group, sample=sample, reward=None if value is None else Reward(value, {"part": value})
-        )
+        make_rollout([5], [6, 7], group=group, example_id=f"example {group}", sample=sample, reward=reward)
         for group, values in enumerate(groups)
         for sample, value in enumerate(values)
+        for reward in [None if value is None else Reward(value, {"part": value})]
     ]
 
 
@@ -81,6 +79,7 @@ def test_better_rollouts_have_larger_advantages_in_any_order_and_unscorable_ones
     assert (after["policy"] != 0.3) == (name in ("reinforce", "spiral"))  # whose moving average has moved
 
 
+@pytest.mark.house
 def test_every_row_can_be_chosen_and_has_the_bounds_that_its_comment_names():
     clip = Limits(0.2, 0.2)
     bounds = dict.fromkeys(("grpo", "dr_grpo", "reinforce_pp", "distill"), clip)
@@ -120,7 +119,7 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
         ("reinforce", {"refill_rounds": 1}, "leave out refill_rounds"),
         ("distill", {"teacher_id": ""}, "distill learns from a teacher"),
         ("distill", {"overlong_buffer": 8}, "leave out overlong_buffer"),
-        ("distill", {"length_target": 8}, "length_penalty and length_target"),
+        ("distill", {"length_target": 8}, "length_penalty, length_target and turn_credit"),
         ("gspo", {"teacher_id": "model"}, "gspo weighs whole sequences, and a teacher tokens"),
         ("gdpo", {"reward_parts": ""}, "--reward-parts answer,format:0.5"),
         ("grpo", {"reward_parts": "part"}, "no other algorithm reads reward_parts"),
@@ -134,7 +133,7 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
             {"importance_floor": 0.5, "importance_cap": 0.0},
             "importance_floor is read only with --importance-cap",
         ),
-        ("grpo", {**PENALIZED, "max_tokens": 2}, "overlong_buffer (2) must be below max_tokens (2)"),
+        ("grpo", {"overlong_buffer": 2, "max_tokens": 2}, "overlong_buffer (2) must be below max_tokens (2)"),
     ],
 )
 def test_what_contradicts_the_row_is_refused_in_one_line(algorithm, settings, message):
@@ -172,22 +171,16 @@ def test_a_part_that_no_reward_of_the_first_step_has_is_refused_and_later_counts
         (lambda groups: groups.mean, "return a number for each of 4 rollouts, shape (4,), got (2,)"),
         (
             lambda groups: (groups.scored - groups.mean[groups.group_of]) / groups.std[groups.group_of],
-            "is not finite for example 'second', whose group has the rewards 0, 0",
+            "is not finite for example 'example 1', whose group has the rewards 0, 0",
         ),
     ],
 )
 def test_an_advantage_without_a_number_for_each_rollout_is_refused_by_its_row(
-    advantage, message, make_rollout, monkeypatch
+    advantage, message, rollouts_of, monkeypatch
 ):
     monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["rloo"], advantage=advantage))
-    rewards = {"first": (1.0, 0.0), "second": (0.0, 0.0)}
-    rollouts = [
-        make_rollout([5], [6], group=group, example_id=name, reward=Reward(value))
-        for group, (name, values) in enumerate(rewards.items())
-        for value in values
-    ]
     with pytest.raises(UserError) as refused:
-        compared(rollouts, "mine")
+        compared(rollouts_of([[1.0, 0.0], [0.0, 0.0]]), "mine")
     assert f"the advantage of mine {'must ' * ('return' in message)}{message}" == str(refused.value)
 
 

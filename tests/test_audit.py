@@ -2,9 +2,7 @@
 
 import json
 import pickle
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +21,6 @@ from tests.broken_rewards import IN_PROCESSES, PLANTED, SOUND, TRL
 from tests.test_connections import puzzle
 from tests.test_gsm8k import ROWS as GSM8K_ROWS
 from tests.test_math import ROWS as MATH_ROWS
-
-ROOT = Path(__file__).parent.parent
 
 
 class Here:
@@ -58,12 +54,6 @@ def faults(task, **settings):
 
 def reward_of(planted):
     return lambda text, example: planted(text, str(example["answer"]), broken.right(text, example))
-
-
-def test_every_family_has_a_planted_fault():
-    in_tables = {family for table in (IN_PROCESSES, TRL) for found in table.values() for family in found}
-    others = {"slow", "batch"}  # a deadline, as in `long`; no fault of a reward that sees a group
-    assert in_tables | {family for family, *_ in PLANTED} == set(FAMILIES) - others
 
 
 @pytest.mark.usefixtures("here")
@@ -146,36 +136,19 @@ def test_what_may_be_right_is_not_an_attack():
 
 
 @pytest.mark.usefixtures("here")
-def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
-    """On the example of the page, whose lines it prints."""
-    monkeypatch.setenv("COLUMNS", "100")
-    page = (ROOT / "docs/tasks.md").read_text()
-    (source,), (table,) = re.findall(r"```py\n(.*?)```", page, re.S), re.findall(r"```\n(family.*?)```", page, re.S)
-    (tmp_path / "accuracy.py").write_text(source)
+def test_the_status_is_1_where_there_are_faults_and_the_findings_are_json_too(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
+    source = "from minrl import task\n\n@task(data=[], prompt='prompt')\ndef contains(text, row): "
+    (tmp_path / "contains.py").write_text(f"{source}return row['answer'] in text\n")
     rows = [json.dumps({"prompt": f"{n + 11} + {2 * n + 17} =", "answer": str(3 * n + 28)}) for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    flags = ["--task", f"{tmp_path}/accuracy.py:accuracy", "--data-path", f"{tmp_path}/rows.jsonl", "--gold-column"]
-    assert main(["audit", *flags, "answer", "--output", f"{tmp_path}/new/audit.json"]) == 1
-    printed, written = capsys.readouterr().out, json.loads((tmp_path / "new/audit.json").read_text())
-    assert {*table.splitlines()} - {"..."} <= {line.rstrip() for line in printed.splitlines()}
-    assert all(len(line) <= 100 for line in printed.splitlines())
-    assert written["faults"] == ["candidates", "place", "longer"] and written["answers"] == "--gold-column answer"
+    flags = ["audit", "--task", f"{tmp_path}/contains.py:contains", "--data-path", f"{tmp_path}/rows.jsonl"]
+    flags += ["--gold-column", "answer"]
+    assert main([*flags, "--output", f"{tmp_path}/new/audit.json"]) == 1
+    written = json.loads((tmp_path / "new/audit.json").read_text())
+    assert {"candidates", "place", "longer"} <= {*written["faults"]} and "candidates" in capsys.readouterr().out
     assert [one["family"] for one in written["findings"]] == list(FAMILIES)
-    assert main(["audit", *flags, "answer", "--leave-out", *written["faults"]]) == 0
-    with pytest.raises(UserError, match="--gold-column nothing: no such field; the examples have answer"):
-        main(["audit", *flags, "nothing"])
-    sys.modules.pop("accuracy")
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--leave-out", "formats"], "leave_out: no family 'formats': did you mean format"),
-        (["--examples", "0"], "examples must be at least 1, got 0"),
-        (["--task", "tictactoe"], "tictactoe is played over several turns: no single text of it can be scored"),
-    ],
-)
-def test_a_wrong_use_is_refused(flags, said):
-    with pytest.raises(UserError, match=said):
-        main(["audit", *flags])
+    assert main([*flags, "--leave-out", *written["faults"]]) == 0
+    with pytest.raises(UserError, match="--gold-column nothing: no such field; the examples have prompt, answer"):
+        main([*flags[:-1], "nothing"])
+    sys.modules.pop("contains")

@@ -4,7 +4,6 @@ The scores of a run are written in the test: a row for each step that is evaluat
 """
 
 import json
-import os
 import shutil
 import signal
 from dataclasses import replace
@@ -14,10 +13,9 @@ import pytest
 
 from minrl import trainer
 from minrl.__main__ import main
-from minrl.dataflow import UserError
 from minrl.run import checkpoint
 from minrl.run.checkpoint import best_in, has_moments, is_whole, load_state
-from minrl.run.folder import resolve_model, step_of
+from minrl.run.folder import step_of
 from minrl.run.setup import Parts
 from minrl.run.stopping import Score, best_of, ended_by
 from minrl.tracking import session as logger
@@ -118,7 +116,9 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [name if "while" in name else pytest.param(name, marks=pytest.mark.slow) for name in MOMENTS]
+)
 def test_a_kill_leaves_a_whole_checkpoint_named_and_the_resumed_run_names_the_same(start, whole, moment):
     with killed_at(*MOMENTS[moment]):
         start(LOWS)
@@ -139,6 +139,7 @@ def test_a_run_ends_where_it_is_good_enough_and_goes_on_if_told_so(start, whole,
     assert_whole_and_best_is_2(whole)
 
 
+@pytest.mark.slow
 def test_the_count_of_evaluations_survives_a_stop_and_a_kill(start, whole):
     """A signal in the update of step 2 leaves its evaluation to the resumed run, which is killed after it."""
     with signalled_at(trainer, "update_policy", 2, signal.SIGTERM):
@@ -151,18 +152,6 @@ def test_the_count_of_evaluations_survives_a_stop_and_a_kill(start, whole):
     assert held_out == [list(score(step, LOWS[step])) for step in range(5)]
     assert start(LOWS, "--resume", "run", "--patience", "0") == 0
     assert_whole_and_best_is_2(whole)
-
-
-def test_the_best_is_named_wherever_a_model_is(start, tmp_path):
-    assert start(LOWS) == 0
-    names = ["run@best", "runs/run@best", "checkpoints/run@best", f"{tmp_path}/runs/run@best"]
-    assert {os.path.abspath(resolve_model(name)) for name in names} == {f"{tmp_path}/{KEPT}/step_000002"}
-    assert resolve_model("run").endswith("step_000005")
-    with pytest.raises(UserError, match="some-org/model@best: there is no such run; name a run"):
-        resolve_model("some-org/model@best")
-    (KEPT / "step_000002/model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="step_000002 is damaged"):
-        resolve_model("run@best")
 
 
 def test_what_is_best_and_ends_a_run():

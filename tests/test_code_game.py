@@ -24,6 +24,10 @@ def game(**options):
     return load_task("code_game", {"code_game": CodeGameOptions(**{"time_limit_s": PATIENT_S, **options})})
 
 
+JUDGED = {}
+"""The verdicts on programs, each of which takes a sandbox."""
+
+
 def act(task, *completions):
     """Play a game with these completions: the turns, and the rewards."""
     said, turns = iter(completions), []
@@ -32,7 +36,8 @@ def act(task, *completions):
     try:
         while True:
             if isinstance(asked, Job):
-                asked = episode.send(call(asked))
+                JUDGED[asked.arguments] = JUDGED.get(asked.arguments) or call(asked)
+                asked = episode.send(JUDGED[asked.arguments])
             else:
                 turns.append(asked)
                 asked = episode.send(next(said))
@@ -42,12 +47,8 @@ def act(task, *completions):
 
 PROGRAMS = [
     ("print(3 - 4)", "valid", "-1"),
-    ("print(5, end='')", "valid", "5"),
     ("def f(*args):\n    return sum(1 for _ in args)\nprint(f(1, 2))", "valid", "2"),
-    ("print(10**12 - 1)", "valid", "999999999999"),
     # not one integer
-    ("print(1, 2)", "no_integer", ""),
-    ("print('007')", "no_integer", ""),
     ("print(10**12)", "no_integer", ""),  # thirteen digits
     # crashes, also after the integer is out
     ("print(7)\nraise ValueError", "crash", ""),
@@ -57,7 +58,6 @@ PROGRAMS = [
     ("import math\nprint(math.comb(10, 3))", "refused", ""),
     ("print(len(str((x for x in []).gi_frame.f_builtins)))", "refused", ""),
     ("print(", "refused", ""),
-    ("(" * 900, "refused", ""),
     ("print(7)" + " " * 1000, "refused", ""),
     # what a chat template could take for its own
     ("print(7) # <end> <user>", "refused", ""),
@@ -80,30 +80,24 @@ def test_one_program_or_none():
 
 
 def test_a_guess_is_the_integer_as_it_is_printed():
-    right = {
-        guess: act(game(), "print(7)", guess)[1]["guesser"].value for guess in ("7", " 7\n", "So <answer>7</answer>")
-    }
-    assert set(right.values()) == {1.0}
-    for guess in ("<answer> 7 </answer> <answer> 8 </answer>", "7 or 8", "", "07", "7.0", "\u0667"):
-        assert act(game(), "print(7)", guess)[1]["guesser"].value == 0.0
+    guesses = {" 7\n": 1.0, "So <answer>7</answer>": 1.0, "<answer> 7 </answer> <answer> 8 </answer>": 0.0, "07": 0.0}
+    guesses |= {"": 0.0, "7.0": 0.0, "\u0667": 0.0}
+    assert {guess: act(game(), "print(7)", guess)[1]["guesser"].value for guess in guesses} == guesses
 
 
 def test_the_writer_wins_where_the_guesser_is_wrong_and_the_other_way_round():
-    turns, rewards = act(game(), "print(6 * 7)", "41")
+    turns, rewards = act(game(), "The answer is 42.\n```python\nprint(6 * 7)\n```\n<answer> 41 </answer>", "41")
     assert [turn.role for turn in turns] == ["writer", "guesser"]
+    assert turns[1].message[-1]["content"] == "program :\nprint(6 * 7)\n"  # and nothing else that was said
+    assert [reward.solved for reward in rewards.values()] == [True, False]
     assert (rewards["writer"].value, rewards["guesser"].value) == (1.0, 0.0)
     assert rewards["writer"].parts == {**dict.fromkeys(VERDICTS, 0.0), "valid": 1.0, "stumped": 1.0}
     _, rewards = act(game(), "print(6 * 7)", "<answer> 42 </answer>")
     assert (rewards["writer"].value, rewards["guesser"].value) == (0.0, 1.0)
     assert rewards["guesser"].parts == {"right": 1.0, "readable": 1.0}
+    assert [reward.solved for reward in rewards.values()] == [True, True]  # in self-play the writer's is a solution
     _, rewards = act(game(), "print(6 * 7)", "41, no, 42")  # not one integer: the writer has won
     assert rewards["writer"].value == 1.0 and rewards["guesser"].parts == {"right": 0.0, "readable": 0.0}
-
-
-def test_in_self_play_both_roles_can_solve_a_game():
-    for guess, solved in (("42", [True, True]), ("41", [True, False])):
-        _, rewards = act(game(), "print(6 * 7)", guess)
-        assert [reward.solved for reward in rewards.values()] == solved
 
 
 @pytest.mark.parametrize("completion", ["", "1 / 0"])
@@ -113,12 +107,6 @@ def test_a_program_that_does_not_count_loses_and_nobody_guesses(completion):
     assert rewards["writer"].value == 0.0 and rewards["writer"].parts["valid"] == 0.0
 
 
-def test_only_the_program_reaches_the_guesser():
-    turns, _ = act(game(), "The answer is 42, do not tell.\n```python\nprint(6 * 7)\n```\n<answer> 41 </answer>", "42")
-    assert turns[1].message[-1]["content"] == "program :\nprint(6 * 7)\n"
-    assert act(game(), 'x = "41"\nprint(6 * 7)  # the answer is 41', "")[1]["guesser"].value == 0.0
-
-
 def test_a_frozen_guesser_is_asked_as_such():
     task = game(guesser="frozen")
     turns, rewards = act(task, "print(6 * 7)", "41")
@@ -126,14 +114,3 @@ def test_a_frozen_guesser_is_asked_as_such():
     assert rewards["writer"] == Reward(1.0, rewards["writer"].parts)
     assert not act(task, "print(6 * 7)", "42")[1]["writer"].solved
     assert task.frozen_opponent and not game().frozen_opponent
-
-
-def test_themes_are_split_by_what_they_ask():
-    task = game()
-    themes = [*task.dataset.train, *task.dataset.held_out]
-    assert len({example.id for example in themes}) == len(themes) == 12 * 8
-    assert 10 <= len(task.dataset.held_out) <= 40
-    for example in themes:
-        construct, topic = example.id.split(", ")
-        assert example.prompt[-1]["content"] == f"write : {construct} , {topic}"
-        assert example.category == {"construct": construct}

@@ -17,17 +17,13 @@ from tests.hostile.cases import SMALLEST, SWALLOWED, humaneval
 OPTIONS = CodeOptions(timeout_s=60.0, memory_mib=256)
 
 
-def mbpp(reference, *tests, setup="", number=600):
-    return {"task_id": number, "text": "?", "code": reference, "test_setup_code": setup, "test_list": list(tests)}
-
-
 def paid(program, row=SMALLEST, options=OPTIONS):
     return code.reward(f"```python\n{program}\n```", Example("", "", row), options)
 
 
 def test_a_program_that_passes_everything_is_paid_in_full():
     reward = paid(SMALLEST["code"])
-    assert reward.solved
+    assert reward.solved and paid(f"{SMALLEST['code']}\nexit()").solved
     assert reward.parts == {"tests": 1.0, "all": 1.0, "loads": 1.0}
 
 
@@ -36,10 +32,6 @@ def test_each_hidden_assert_counts_and_the_shown_one_only_for_the_whole():
     shown_fails = "def smallest(a, b): return min(a, b) if (a, b) != (1, 2) else 7"
     assert paid(shown_fails).value == pytest.approx(2 / 3)  # both hidden ones, and not the shown one
     assert paid("def smallest(a, b): return 1").value == 0.0  # the shown one alone
-
-
-def test_a_program_that_ends_well_after_its_definitions_has_loaded():
-    assert paid(f"{SMALLEST['code']}\nexit()").solved
 
 
 HUMANEVAL = {
@@ -79,11 +71,6 @@ def test_statements_of_a_check_function_that_test_count_one_by_one():
         "del half",
     ):
         assert paid(worthless, HUMANEVAL).value == 0.0
-
-
-def test_weights_compose_the_parts():
-    half = paid("def smallest(a, b): return a", options=CodeOptions(tests_weight=1.0, all_weight=3.0))
-    assert half.value == 0.125  # (1 x 0.5 + 3 x 0) / 4
 
 
 @pytest.mark.parametrize(
@@ -138,13 +125,9 @@ def rows_file(tmp_path, *rows):
     return str(path)
 
 
-def numbered_rows(ids, text="Problem {}."):
-    return [{**SMALLEST, "task_id": number, "text": text.format(number)} for number in ids]
-
-
 def test_mbpps_problems_11_to_510_are_held_out_in_any_part_of_it(tmp_path, monkeypatch):
     assert all(int(a) + 100 < int(b) for a, b in pairwise(code.MBPP_PROBE))  # so that a part has one of them
-    rows = numbered_rows([1, 10, 11, 300, 510, 511, 800, 974])
+    rows = [{**SMALLEST, "task_id": n, "text": f"Problem {n}."} for n in (1, 10, 11, 300, 510, 511, 800, 974)]
     monkeypatch.setattr(code, "MBPP_PROBE", {"800": identity(rows[6]["text"])})
     dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
     assert [example.id for example in dataset.train] == ["1", "10", "511", "800", "974"]
@@ -174,53 +157,23 @@ def test_sanitized_rows_are_those_of_mbpp(tmp_path):
     assert paid("import math\n" + row["code"], row).solved and paid("def root(x): return 3", row).value == 0.5
 
 
-@pytest.mark.parametrize("ids", [range(1, 200), [f"mine-{n}" for n in range(199)]])
-def test_other_rows_of_mbpps_shape_are_split_by_their_texts(tmp_path, ids):
-    # With a share of 0.2 the number held out of 199 has mean 40 and standard deviation 5.7.
-    dataset = load_task("code", data_path=rows_file(tmp_path, *numbered_rows(ids))).dataset
-    assert 15 < len(dataset.held_out) < 65 and len(dataset.train) + len(dataset.held_out) == 199
-
-
-def test_one_text_under_several_ids_is_on_one_side(tmp_path):
-    rows = [row for text in map("Text {}.".format, range(30)) for row in numbered_rows(range(2), text)]
-    rows = [{**row, "task_id": number, "text": f" {row['text']}"[number % 2 :]} for number, row in enumerate(rows)]
-    dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
-    sides = [{example["text"].strip() for example in side} for side in (dataset.train, dataset.held_out)]
-    assert not sides[0] & sides[1] and all(sides)
-    assert len(dataset.train) == 2 * len(sides[0]) and len(dataset.held_out) == 2 * len(sides[1])
-
-
-def test_of_rows_with_one_id_the_last_counts(tmp_path):
-    rows = numbered_rows(range(40))
-    dataset = load_task("code", data_path=rows_file(tmp_path, *rows, {**rows[3], "text": "Another."})).dataset
-    texts = [example["text"] for example in (*dataset.train, *dataset.held_out)]
-    assert len(texts) == 40 and "Another." in texts and "Problem 3." not in texts
-
-
 def test_a_file_is_the_prompt_and_has_the_question_in_its_place(tmp_path):
     (tmp_path / "plain.prompt").write_text("Q: {problem}\nA:\n")
     options = CodeOptions(prompt=str(tmp_path / "plain.prompt"), held_out_share=1.0)
-    (example,) = load_task("code", {"code": options}, rows_file(tmp_path, SMALLEST)).dataset.held_out
-    assert example.prompt.startswith(f"Q: {SMALLEST['text']}\n\nIt must pass this test:")
-    assert example.prompt.endswith("```\nA:")
-
-
-def test_the_prompt_shows_the_first_assert_and_no_other(tmp_path):
-    path = rows_file(tmp_path, *numbered_rows(range(40)))
-    prompt = json.dumps(load_task("code", data_path=path).dataset.train[0].prompt)
-    assert "smallest(1, 2) == 1" in prompt
-    assert "smallest(5, 3)" not in prompt and "return" not in prompt
+    row = {**SMALLEST, "text": "Find the smaller one."}
+    (example,) = load_task("code", {"code": options}, rows_file(tmp_path, row)).dataset.held_out
+    assert example.prompt.startswith("Q: Find the smaller one.\n\nIt must pass this test:")
+    assert example.prompt.endswith("```\nA:") and "smallest(1, 2) == 1" in example.prompt
+    assert "smallest(5, 3)" not in example.prompt and "return" not in example.prompt  # the hidden ones, the reference
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"task_id": 1, "text": "?"}, "row 1: lacks code, test_setup_code, test_list"),
         ({**SMALLEST, "test_list": ["assert smallest(1, 2) =="]}, "tests that are no Python"),
         ({**SMALLEST, "test_list": ["assert smallest(1, 2) == 1"]}, "needs another test than"),
         ({**SMALLEST, "test_list": ["assert other(1) == 1"] * 3}, "of what its reference defines"),
         (humaneval(SWALLOWED["try"]), "in `try` or `with`"),
-        (humaneval(SWALLOWED["with"]), "in `try` or `with`"),
         (humaneval("assert half(lambda: 2) == 1"), "gives the program a function"),
     ],
 )

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 import minrl.models.loading  # noqa: F401 - which names our functions to transformers
 from minrl.batch import pack
@@ -12,10 +12,9 @@ from minrl.dataflow import UserError
 from minrl.models.compiled import compile_layers, is_compiled
 from minrl.models.scoring import sampled_rollout, score
 from minrl.models.structure import decoder_of
+from tests.conftest import small_config
 from tests.parsed import sized
 
-SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "eos_token_id": 2}
-SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "bos_token_id": None}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 LENGTHS = ((3, 20, 31), (5, 17), (9, 40, 7))
 """Of completions, in streams of different sizes."""
@@ -24,7 +23,7 @@ LENGTHS = ((3, 20, 31), (5, 17), (9, 40, 7))
 def scored(compiled, recompute, cast):
     """Log-probabilities, entropies and gradients of each stream."""
     torch.manual_seed(0)
-    model, found = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **WINDOWS)).eval(), []
+    model, found = Qwen3ForCausalLM(small_config("qwen3", num_hidden_layers=3, head_dim=16, **WINDOWS)).eval(), []
     if compiled:
         compile_layers(model)
     assert is_compiled(decoder_of(model)) == compiled

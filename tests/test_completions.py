@@ -1,6 +1,5 @@
 """Scoring completions that somebody already has: one row out for each row in, in order, and no model."""
 
-import inspect
 import json
 
 import pytest
@@ -41,7 +40,6 @@ def row(completion, **changes):
         ('{"numbers": [3]}', "`completion` must be a string"),
         (json.dumps({"completion": RIGHT, "numbers": [3, 7, 5]}), "the row lacks 'target', which the reward reads"),
         (json.dumps({"completion": RIGHT, "numbers": None, "target": 9}), "TypeError"),
-        pytest.param('{"completion": "", "target": ' + "9" * 5000 + "}", "not JSON: Exceeds the limit", id="digits"),
     ],
 )
 def test_a_bad_row_is_null_and_says_why_and_the_others_are_scored(score, line, message):
@@ -98,22 +96,3 @@ def test_a_file_of_which_nothing_could_be_scored_is_an_error_that_says_why(tmp_p
     said = capsys.readouterr().err
     assert f"{output}: 2 rows, 1 solved, 1 could not be scored, the first because: row 2: not JSON" in said
     assert "error" not in said
-
-
-def trl_pays_what_copies_no_question(completions, prompts, **_):
-    """As TRL calls it for chat prompts: lists of messages."""
-    pairs = zip(completions, prompts, strict=True)
-    return [float(said[0]["content"] not in asked[-1]["content"]) for said, asked in pairs]
-
-
-def test_a_reward_is_given_the_prompt_of_the_row_in_the_form_of_a_run(tmp_path):
-    prompt = [{"role": "user", "content": "Is 7 prime?"}]
-    (tmp_path / "copies.py").write_text(inspect.getsource(trl_pays_what_copies_no_question))
-    rows = [{"prompt": prompt, "completion": text} for text in ("Is 7 prime?", "yes")]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    task = load_task(f"{tmp_path}/copies.py:trl_pays_what_copies_no_question", data_path=str(tmp_path / "in.jsonl"))
-    workers = Workers(1, 120.0)
-    counts = score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", workers)
-    workers.close()
-    assert counts == Counts(2, 1, 0)
-    assert [json.loads(line)["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [0.0, 1.0]

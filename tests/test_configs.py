@@ -9,12 +9,9 @@ from test_documents import ROOT
 from minrl.__main__ import main
 from minrl.algorithms import choose_algorithm
 from minrl.engines import torch_engine
-from minrl.models.loading import small_qwen3
-from minrl.policy import as_policy
-from minrl.run.checkpoint import save_policy
 from minrl.run.folder import RunFolder
 from tests.chat_templates import tokenizer
-from tests.conftest import CPU
+from tests.conftest import save_small_model
 from tests.hostile.cases import SMALLEST
 from tests.parsed import parsed
 from tests.test_opponent import CHATML
@@ -43,7 +40,7 @@ def test_a_config_loads_and_names_its_command(file):
 
 
 @pytest.fixture
-def says(processes, tmp_path, monkeypatch):
+def says(tmp_path, monkeypatch):
     """Saves a model that says one of two tokens, each half of the time, and another one with another tokenizer."""
 
     def says(*texts):
@@ -54,7 +51,7 @@ def says(processes, tmp_path, monkeypatch):
         for folder, special in models.items():
             own = tokenizer("bytes", CHATML, special, eos="<|end|>")
             own.add_tokens(list(texts))
-            save_policy(as_policy(small_qwen3(own, 64, 2, 2, 0), own, CPU, processes), tmp_path / folder)
+            save_small_model(tmp_path / folder, own, 64)
         two = torch.tensor(own.convert_tokens_to_ids(list(texts)))
 
         def sample(logits, u, temperature):

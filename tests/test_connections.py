@@ -1,13 +1,13 @@
-"""Connections: exploits first, words with commas, rows that are no puzzle."""
+"""Connections: how words are listed, and which rows are puzzles. `answers.py` has what is paid."""
 
 import json
-from itertools import chain, combinations
+from itertools import chain
 
 import pytest
 
 from minrl.dataflow import Example, UserError
 from minrl.tasks import load_task
-from minrl.tasks.connections import ConnectionsOptions, reward
+from minrl.tasks.connections import ConnectionsOptions, members_of, reward
 
 GROUPS = [
     ["MAPLE", "OAK", "ELM", "PINE"],
@@ -15,57 +15,27 @@ GROUPS = [
     ["JAB", "HOOK", "RIGHT CROSS", "20,000"],
     ["HEEL", "LACE", "TONGUE", "Eyelet"],
 ]
-PUZZLE = Example("", "", {"groups": [{"group": "?", "members": group} for group in GROUPS]})
-WORDS = [word for group in GROUPS for word in group]
 
 
 def written(groups):
     return "\n".join(f"<group>{', '.join(group)}</group>" for group in groups)
 
 
-def swapped(groups, *pairs):
-    """The groups with words changed against one another."""
-    change = {**dict(pairs), **{b: a for a, b in pairs}}
-    return [[change.get(word, word) for word in group] for group in groups]
-
-
-NEAR = 0.1
-ONE_WORD_OF_EACH = [list(words) for words in zip(*GROUPS, strict=True)]
-RIGHT = written(GROUPS)
-PAID = {
-    "all four": (RIGHT, 1.0),
-    "other white space": (RIGHT.replace(", ", " ,\n  ").replace("RIGHT CROSS", "right   cross"), 1.0),
-    "drafts in the thoughts": (f"<think> {written(ONE_WORD_OF_EACH)} </think> {RIGHT}", 1.0),
-    "tags mentioned before the groups": (f"I will use <group> tags, as in <group></group>. {RIGHT}", 1.0),
-    # A swap leaves two groups solved and two with three of four right.
-    "one pair swapped": (written(swapped(GROUPS, ("OAK", "BASS"))), 2 / 4 + NEAR * 2 / 4),
-    # Two swaps between separate groups: all four are near, none is solved, which is the most that pays unsolved.
-    "two pairs swapped": (written(swapped(GROUPS, ("OAK", "BASS"), ("JAB", "HEEL"))), NEAR),
-    "three groups": (written(GROUPS[:3]), 3 / 4),
-    "one right group alone": (written(GROUPS[:1]), 1 / 4),
-    "one word of each group": (written(ONE_WORD_OF_EACH), 0.0),
-    "the same right group four times": (written(GROUPS[:1] * 4), 0.0),
-    "a word twice in a group": ("<group>MAPLE, OAK, ELM, ELM</group>", 0.0),
-    "a word in two groups": (written([GROUPS[0], ["BASS", "TROUT", "PIKE", "OAK"]]), 0.0),
-    "a foreign word": (written([*GROUPS[:3], ["HEEL", "LACE", "TONGUE", "SHOE"]]), 0.0),
-    "five words": (written([[*GROUPS[0], "BASS"], *GROUPS[1:]]), 0.0),
-    "five groups": (RIGHT + written(GROUPS[:1]), 0.0),
-    "all 1820 groups": (written(combinations(WORDS, 4)), 0.0),
-    "a group in a group": (f"<group>{RIGHT}</group>", 1.0),
-    "words between blanks alone": (RIGHT.replace("20,000", "20;000").replace(",", "").replace(";", ","), 1.0),
-    "a list with bullets": (RIGHT.replace(", ", "\n- "), 1.0),
-    "an unclosed group": (RIGHT.replace("</group>", "", 1), 3 / 4),
-    "a word within another": (RIGHT.replace("OAK", "SOAK"), 0.0),
-    "half of a word with a comma": (RIGHT.replace("20,000", "20"), 0.0),
-    "a megabyte of commas": (f"<group>{',' * 1_000_000}</group>", 0.0),
-}
-
-
-@pytest.mark.parametrize(("completion", "value"), PAID.values(), ids=PAID)
-def test_what_is_paid(completion, value):
-    paid = reward(completion, PUZZLE)
-    assert paid.value == pytest.approx(value)
-    assert paid.solved == (value == 1.0)
+@pytest.mark.parametrize(
+    ("content", "members"),
+    [
+        *((text, "abcd") for text in ("a; b; c; d", "a\nb\nc\nd", "a,\nb,\nc,\nd\n", "[a, b, c, d]", "a, b, c, and d")),
+        *((text, "abcd") for text in ("- a\n- b\n- c\n- d", "1. a\n2. b\n3. c\n4. d", "a b c d")),
+        ("a, b, c, p and q", ["a", "b", "c", "p and q"]),  # a word as it is
+        *(
+            (text, [])
+            for text in ("a, b, c, x", "a, b, c, d and others", "topic: a, b, c, d", f"a, b, c, d{' ' * 1000}")
+        ),
+        *((text, text.split(", ")) for text in ("a, b, c", "a, b, c, d, p and q")),  # the caller counts
+    ],
+)
+def test_the_words_of_a_group_may_be_listed_in_several_ways(content, members):
+    assert members_of(content, frozenset(["a", "b", "c", "d", "p and q"])) == list(members)
 
 
 def puzzle(number):
@@ -90,15 +60,11 @@ def loaded(path, **options):
 def test_words_are_shown_in_an_order_of_the_puzzles_own(tmp_path):
     rows = [puzzle(number) for number in range(40)]
     turned = [{**row, "words": row["words"][::-1], "groups": row["groups"][::-1]} for row in rows[::-1]]
-    first = loaded(write(tmp_path / "rows.jsonl", rows))
-    other = loaded(write(tmp_path / "turned.jsonl", turned))
+    first, other = loaded(write(tmp_path / "a.jsonl", rows)), loaded(write(tmp_path / "b.jsonl", turned))
     assert [e.prompt for e in first.train] == [e.prompt for e in other.train]
-    assert [e.id for e in first.held_out] == [e.id for e in other.held_out]
-    assert {len(first.train) + len(first.held_out)} == {40}
     together = 0
     for example in first.train:
-        shown = example.prompt[1]["content"].split("\n")
-        groups = [group["members"] for group in example["groups"]]
+        shown, groups = example.prompt[1]["content"].split("\n"), [group["members"] for group in example["groups"]]
         assert sorted(shown) == sorted(chain(*groups))
         together += sum(set(shown[i : i + 4]) in map(set, groups) for i in (0, 4, 8, 12))
     assert together <= 2  # chance: 4 * 4 / 1820 for each puzzle
@@ -163,24 +129,20 @@ def test_puzzles_combine_groups_of_generated_rows_some_of_which_are_held_out(tmp
 
 
 def test_more_puzzles_than_the_groups_make_are_refused(tmp_path):
-    path = write(tmp_path / "rows.jsonl", [FORMS["generated"](puzzle(number)) for number in range(4)])
-    with pytest.raises(
-        UserError, match=r"connections.combinations: \d+ groups on one side of the split make \d+ puzzles"
-    ):
-        puzzles(path, combinations=10_000)
+    path = write(tmp_path / "rows.jsonl", [FORMS["generated"](puzzle(number)) for number in range(2)])
+    with pytest.raises(UserError, match=r"connections.combinations: \d+ groups on one side .* make \d+ puzzles"):
+        puzzles(path, combinations=100)
 
 
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
         (GROUPS[:3], r"4 groups of 4 different words, got 12 in groups of \[4, 4, 4\]"),
-        ([*GROUPS[:3], GROUPS[0]], r"got 12 in groups of \[4, 4, 4, 4\]"),
         (None, "TypeError"),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"combinations": 5}])
-def test_a_row_that_is_no_puzzle_is_refused(tmp_path, groups, said, options):
+def test_a_row_that_is_no_puzzle_is_refused(tmp_path, groups, said):
     row = {"groups": groups and [{"members": group} for group in groups]}
     path = write(tmp_path / "rows.jsonl", [*map(puzzle, range(18)), row])
     with pytest.raises(UserError, match=f"row 19: .*{said}"):
-        loaded(path, **options).sizes()
+        loaded(path).sizes()

@@ -1,31 +1,29 @@
 """Tasks that the package does not hold: a decorated function, rewards of TRL and verl, installed packages."""
 
-import importlib
 import json
-import re
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-import minrl
-from minrl.__main__ import main
 from minrl.config import TrainerConfig
-from minrl.dataflow import Example, Job, Mistake, Reward, UserError
-from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.dataflow import Example, Mistake, Reward, UserError
 from minrl.rewards.groups import run_grouped
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.workers import Workers
 from minrl.run.run import Run
-from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task
-from minrl.tasks.conventions import trl_arguments, trl_rewards
+from minrl.tasks import find_definition, load_task
+from minrl.tasks.conventions import trl_rewards
 from minrl.tasks.programs import files_outside, programs
 from minrl.tasks.task import Sampled, Task, split
 from minrl.utils.cli import from_dict, to_dict
 from minrl.utils.task_names import task_key
 from tests.parsed import parsed, sized
+from tests.runs import write_rows
+from tests.test_groups import Here
 
-ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("own_imports")
 
 SOURCE = """
 from dataclasses import dataclass, field
@@ -52,15 +50,6 @@ number = 5
 """
 
 
-@pytest.fixture(autouse=True)
-def _imports_of_its_own(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
-
-
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "mine" / "elevens_task.py"
@@ -70,29 +59,12 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Installs a package of that name with one module and these entry points, as pip leaves it on the disk."""
-
-    def put(package, source, **entries):
-        folder = tmp_path / f"site-{package}"
-        info = folder / f"{package}-1.0.dist-info"
-        info.mkdir(parents=True)
-        (folder / f"{package}.py").write_text(source)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        lines = [f"{name} = {value}" for name, value in entries.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[minrl.tasks]", *lines, ""]))
-        monkeypatch.syspath_prepend(str(folder))
-
-    return put
-
-
-@pytest.fixture
 def make(tmp_path):
     """The task of a file with this text behind the imports, and of rows beside it."""
 
     def made(text, rows=(), name="mine_task", data_path=""):
         (tmp_path / f"{name}.py").write_text(f"from minrl import task\nfrom minrl.dataflow import SOLO, Turn\n{text}")
-        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        write_rows(tmp_path / "rows.jsonl", *rows)
         sys.modules.pop(name, None)
         return load_task(f"{tmp_path / name}.py:it", None, data_path)
 
@@ -109,9 +81,6 @@ QUIZ = """
 def it(completion, row):
     return completion.split()[-1:] == [row["answer"]]
 """
-
-
-# The decorator
 
 
 def test_a_row_is_an_example_and_the_function_its_reward(make):
@@ -138,39 +107,21 @@ def as_turns(*contents):
     return [{"role": "user", "content": content} for content in contents]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda text: text.replace(" ", "\n") + " ",
-        lambda text: as_turns([{"type": "text", "text": text}]),
-        lambda text: [{"role": "system", "content": "Be brief."}, *as_turns(text)],
-        lambda text: [{**turn, "name": None} for turn in as_turns(text)],
-    ],
-)
-def test_a_problem_that_is_written_otherwise_is_held_out_with_it(make, other):
-    rows = [row | {"prompt": as_turns(row["question"])} for row in SUMS]
-    for row in SUMS:
-        given = other(row["question"])
-        rows.append(row | {"prompt": given if isinstance(given, list) else as_turns(given)})
-    found = make('@task(data="rows.jsonl", prompt="prompt")\ndef it(completion, row): return 1.0', rows).dataset
+OTHERWISE = [
+    lambda text: as_turns(text.replace(" ", "\n") + " "),
+    lambda text: as_turns([{"type": "text", "text": text}]),
+    lambda text: [{"role": "system", "content": "Be brief."}, *as_turns(text)],
+    lambda text: [{**turn, "name": None} for turn in as_turns(text)],
+]
+
+
+@pytest.mark.parametrize("other", OTHERWISE)
+def test_a_problem_that_is_written_otherwise_is_held_out_with_it_and_equal_rows_count_once(make, other):
+    rows = [row | {"prompt": write(row["question"])} for row in SUMS for write in (as_turns, other)]
+    reward = "def it(completion, row): return 1.0"
+    found = make(f'@task(data="rows.jsonl", prompt="prompt")\n{reward}', [*rows, *rows[:3]]).dataset
     assert len(found.train) + len(found.held_out) == 80
     assert not {one["question"] for one in found.train} & {one["question"] for one in found.held_out}
-
-
-def test_the_later_of_two_tasks_of_one_name_takes_it():
-    rows = split([Example(str(n), "?", {}) for n in range(9)], 0.3)
-    first, second = (Task(rows, lambda text, row, paid=paid: paid) for paid in (0.25, 0.75))
-    config, _ = (sized(task=one) for one in (first, second))
-    assert load_task(config.task).reward("", Example("1", "?", {})) == 0.75
-    run = Run(Path("runs/a"), Path("checkpoints/a"), config, {})
-    assert "in the program of this task" in run.resume_command  # no command finds it
-
-
-def test_rows_with_the_prompt_of_another_are_kept_on_one_side_and_equal_rows_count_once(make):
-    others = [{**row, "answer": "another"} for row in SUMS]
-    task = make(QUIZ, [*SUMS, *others, *SUMS[:3]])
-    assert len(examples(task)) == 80
-    assert not {one.prompt for one in task.dataset.train} & {one.prompt for one in task.dataset.held_out}
 
 
 def test_nan_in_a_row_is_a_missing_value(make, said):
@@ -179,29 +130,22 @@ def test_nan_in_a_row_is_a_missing_value(make, said):
     assert "1 of 42 rows left out: row 42: lacks question" in said[0]
 
 
-def test_a_row_that_cannot_be_used_is_named_with_its_column(make, said):
-    row, reason = {"answer": "7"}, r"row {}: lacks question \(it has answer\)"
-    assert len(examples(make(QUIZ, [*SUMS, row]))) == 40
-    assert re.search(rf"1 of 41 rows left out: {reason.format(41)}", said[0])
-    with pytest.raises(UserError, match=rf"rows\.jsonl \(all\): 2 of 11 rows cannot be used: {reason.format(1)}"):
-        examples(make(QUIZ, [row, row, *SUMS[:9]]))
+WRONG = {
+    "@task\n": r"TypeError: task\(\) takes 0 positional arguments .*mine_task.py, line 3",
+    "@task(data=[])\n": "@task needs a prompt",
+    "@task(data=[], prompt='q', stopstrings=())\n": "did you mean stop_strings",
+    "@task(data=[], prompt='q')\n": "the task's rows .* no rows",
+    "@task(data=[1], prompt='q')\n": "a row must be a dict, got 1",
+    "@task(data='mine.jsonl', prompt='q')\n": "/.*mine.jsonl does not exist: give a JSONL",
+    "@task(data='rows.jsonl', prompt=lambda row: [{'role': 'user', 'content': None}])\n":
+        r"prompt of example .* must be a string or a list .* 'content': None",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("@task\ndef it(c, r): return 1", r"TypeError: task\(\) takes 0 positional arguments .*mine_task.py, line 3"),
-        ("@task(data=[])\ndef it(c, r): return 1", "@task needs a prompt"),
-        ("@task(data=[], prompt='q', stop_strings='</a>')\ndef it(c, r): return 1", "stop_strings must be a list"),
-        ("@task(data=[], prompt='q', stopstrings=())\ndef it(c, r): return 1", "did you mean stop_strings"),
-        ("@task(data=[], prompt='q')\ndef it(c, r): return 1", "the task's rows .* no rows"),
-        ("@task(data=[1], prompt='q')\ndef it(c, r): return 1", "a row must be a dict, got 1"),
-        ("@task(data='mine.jsonl', prompt='q')\ndef it(c, r): return 1", "/.*mine.jsonl does not exist: give a JSONL"),
-    ],
-)  # fmt: skip
-def test_a_wrong_decoration_is_refused_in_one_line(make, text, message):
-    with pytest.raises(UserError, match=message) as refused:
-        examples(make(text))
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_decoration_is_refused_in_one_line(make, text):
+    with pytest.raises(UserError, match=WRONG[text]) as refused:
+        examples(make(f"{text}def it(c, r): return 1", SUMS))
     assert "\n" not in str(refused.value)
 
 
@@ -210,35 +154,11 @@ def test_a_reward_that_no_worker_can_import_runs_in_the_program(make):
     assert make(inside, SUMS).cheap and not make(QUIZ, SUMS).cheap
 
 
-def test_a_prompt_that_no_model_can_be_shown_is_a_mistake_of_the_task(make):
-    prompt = "lambda row: [{'role': 'user', 'content': None}]"
-    with pytest.raises(UserError, match=r"prompt of example .* must be a string or a list .* 'content': None"):
-        examples(make(f"@task(data='rows.jsonl', prompt={prompt})\ndef it(c, r): return 1", SUMS))
-
-
 def test_what_a_prompt_changes_in_its_row_the_reward_does_not_see(make):
     shown = 'lambda row: row.pop("question")'
     reward = 'def it(completion, row): return "question" in row'
     task = make(f'@task(data="rows.jsonl", prompt={shown})\n{reward}', SUMS)
     assert call(task.reward_job("", examples(task)[0])) == Reward(1.0)
-
-
-def test_the_held_out_split_of_a_folder_is_named(make, tmp_path):
-    (tmp_path / "data").mkdir()
-    for name, rows in {"train": SUMS[:30], "validation": SUMS[28:]}.items():
-        (tmp_path / "data" / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    task = make(QUIZ.replace('"rows.jsonl"', '"data", held_out="validation"'))
-    assert task.dataset.sizes() == (28, 12)  # 2 training rows have a held-out problem
-    alone = load_task(f"{tmp_path}/mine_task.py:it", None, str(tmp_path / "data/train.jsonl"))
-    assert alone.dataset.sizes() == (30, 0)  # which has no splits
-
-
-def test_a_task_may_be_played_with_a_tool_and_its_flags(make, tmp_path):
-    make(QUIZ.replace("prompt=", 'tools="python", prompt='), SUMS)
-    flags = ["--task", f"{tmp_path}/mine_task.py:it", "--python.calls", "2"]
-    options = parsed(flags)[1]
-    assert options["python"].calls == 2
-    assert load_task(flags[1], options).episode is not None
 
 
 def test_a_reward_may_be_a_coroutine_with_a_client_that_is_kept(make):
@@ -249,19 +169,9 @@ def test_a_reward_may_be_a_coroutine_with_a_client_that_is_kept(make):
     assert len(sys.modules["mine_task"].seen) == 1
 
 
-class Here:
-    """Workers without processes."""
-
-    def run(self, jobs):
-        return [call(job) for job in jobs]
-
-
 def paid_together(task, *completions):
     """What the task pays for completions of one prompt."""
     return run_grouped([("prompt", task.reward_job(text, examples(task)[0])) for text in completions], Here())
-
-
-# Rewards of TRL and verl
 
 
 TRL_ROWS = [{"prompt": f"{n}?", "answer": str(n)} for n in range(40)]
@@ -291,11 +201,13 @@ PAID_THERE = [
 ]  # fmt: skip
 
 
-def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path):
-    jobs = []
+def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path, monkeypatch):
+    decoy, jobs = tmp_path / "elsewhere", []
+    decoy.mkdir()
+    monkeypatch.chdir(decoy)  # where a worker starts must not decide which file it imports
     for number, (text, rows, _) in enumerate(PAID_THERE):
-        data = tmp_path / f"rows{number}.jsonl"
-        data.write_text("\n".join(map(json.dumps, rows)))
+        data = write_rows(tmp_path / f"rows{number}.jsonl", *rows)
+        (decoy / f"mine{number}.py").write_text("raise RuntimeError('the wrong file')")
         task = make(text, name=f"mine{number}", data_path=str(data))
         seven = next(one for one in examples(task) if one.prompt == "7?")
         jobs.append((number, task.reward_job(Sampled.of("7", [5, 2], 3), seven)))
@@ -304,20 +216,6 @@ def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path):
         assert run_grouped(jobs, workers) == [paid for *_, paid in PAID_THERE]
     finally:
         workers.close()
-
-
-def test_a_function_of_trls_form_is_given_what_trl_gives():
-    chat = [{"role": "user", "content": "?"}]
-    rows = [Example("", chat, {"answer": n, "level": "easy", "prompt": "?", "completion": "a"}) for n in (1, 2)]
-    seen = trl_arguments([Sampled.of("1", [7, 2], 4), Sampled.of("\u00fc", [8, 9, 2], 4)], rows)
-    assert seen.pop("trainer_state").global_step == 4
-    assert seen == {
-        "prompts": [chat, chat],
-        "completions": [[{"role": "assistant", "content": text}] for text in ("1", "\u00fc")],
-        "completion_ids": [[7, 2], [8, 9, 2]],
-        "answer": [1, 2],
-        "level": ["easy", "easy"],
-    }
 
 
 def test_none_of_all_rewards_makes_a_completion_unscorable_and_no_mistake(make, tmp_path):
@@ -351,53 +249,29 @@ def test_a_reward_or_row_of_another_form_is_refused(make, tmp_path, text, rows, 
         examples(make(text, rows, data_path=str(tmp_path / "rows.jsonl")))
 
 
-# The three ways of use
+def test_an_object_is_the_task_of_its_name_in_its_program(make):
+    make(QUIZ, SUMS)
+    decorated = sized(task=sys.modules["mine_task"].it)
+    assert load_task(decorated.task).reward("7", Example("1", "?", {"answer": "7"})) is True
+    later = sized(task=Task(split([Example(str(n), "?", {}) for n in range(9)], 0.3), lambda *_: 0.75, name="it"))
+    assert load_task(later.task).reward("", Example("1", "?", {})) == 0.75  # the later of one name
+    assert "in the program of this task" in Run(Path("a"), Path("b"), later, {}).resume_command
 
 
-def test_readmes_task_is_trained_as_a_file_an_object_and_a_registered_name(tmp_path, monkeypatch):
-    (source,) = (
-        one for one in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "@task" in one
-    )
-    assert len(list(filter(None, source.splitlines()))) < 5
-    (tmp_path / "quiz.py").write_text(source)
-    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, SUMS)))
-    tokenizer = word_tokenizer(["+", "=", *map(str, range(41))])
-    for part in (small_qwen3(tokenizer, 64, 1, 2, 0), tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    settings = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "max_tokens": 2, "eval_examples": 2,
-                "eval_samples": 1, "threads": 1, "device": "cpu", "reward_workers": 1}  # fmt: skip
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    off = ["--no-eval-first", "--no-preflight", "--quiet"]
-    assert main(["train", "--task", "quiz.py:quiz", "--model-id", "model", *flags, *off]) == 0
-    quiz = importlib.import_module("quiz").quiz
-    off = {"eval_first": False, "preflight": False, "quiet": True}
-    minrl.train(TrainerConfig(task=quiz, model_id="model", **settings, **off))
-    monkeypatch.setitem(TASK_DEFINITIONS, "quiz", quiz)
-    minrl.train(TrainerConfig(task="quiz", model_id="model", **settings, **off))
-    summaries = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]
-    assert [(one["task"], one["steps"]) for one in summaries] == [("quiz", 2)] * 3
-    assert all(one["eval_after"]["pass@1"] is not None for one in summaries)
+def test_a_task_is_named_by_what_its_file_calls_it(make):
+    make('def quiz(completion, row): return 1.0\nit = task(data="rows.jsonl", prompt="question")(quiz)', SUMS)
+    module = sys.modules["mine_task"]
+    assert os.fspath(module.it) == f"{module.__file__}:it"
 
 
-# Files and their options
-
-
-def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file):
-    config, options = parsed(["--task", f"{file}:elevens", "--elevens.most", "20"])
+def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file, monkeypatch):
+    monkeypatch.chdir(file.parents[1])
+    config, options = parsed(["--task", "mine/elevens_task.py:elevens", "--elevens.most", "20"])
     assert config.task == f"{file}:elevens"
+    assert parsed(["--eval-tasks", "hanoi, mine/elevens_task.py:elevens"])[0].other_tasks == ["hanoi", config.task]
     assert sum(load_task(config.task, options).dataset.sizes()) == 20
     for name, expected in ((f"{file}:elevens", "elevens"), (f"{file}:TASK", "elevens_task"), ("hanoi", "hanoi")):
         assert parsed(["--task", name])[0].what == f"{expected}-grpo" and task_key(name) == expected
-
-
-def test_a_relative_path_is_stored_as_an_absolute_one(file, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert parsed(["--task=mine/elevens_task.py:elevens"])[0].task == f"{file}:elevens"
-    config, _ = parsed(["--eval-tasks", "hanoi, mine/elevens_task.py:elevens"])
-    assert config.other_tasks == ["hanoi", f"{file}:elevens"]
-    (tmp_path / "settings.yaml").write_text("task: mine/elevens_task.py:elevens\n")
-    assert parsed(["--config", "settings.yaml"])[0].task == f"{file}:elevens"
 
 
 def test_a_stored_config_finds_the_file_and_its_options_of_every_type_again(file, tmp_path, monkeypatch):
@@ -411,31 +285,16 @@ def test_a_stored_config_finds_the_file_and_its_options_of_every_type_again(file
     (tmp_path / "config.json").write_text(json.dumps({"minrl_run": "name", "config": values}))
     stored = ["--config", str(tmp_path / "config.json")]
     assert parsed([*stored, "--elevens.most", "30"])[1]["elevens"].most == 30
+    with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
+        parsed([*stored, "--elevens.mst", "20"])
     config, options = parsed([*stored, "--task", "countdown"])  # without the options of the other
     assert (config.task, options.keys()) == ("countdown", {"countdown"})
     with pytest.raises(UserError, match=r"must be .*easy, hard, got"):
         from_dict({"task": f"{file}:elevens", "tasks": {"elevens": {"levels": ["a"]}}}, TrainerConfig)
 
 
-def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
-    decoy = tmp_path / "elsewhere"
-    decoy.mkdir()
-    (decoy / file.name).write_text("raise RuntimeError('the wrong file')")
-    monkeypatch.chdir(decoy)  # where a worker starts must not decide which file it imports
-    task = load_task(f"{file}:elevens")
-    workers = Workers(1, 120.0)
-    try:
-        example = task.dataset.train[0]
-        right = " ".join(["7"] * example["count"])
-        assert workers.run([Job(task.reward, (text, example)) for text in (right, right + " 7")]) == [True, False]
-    finally:
-        workers.close()
-
-
 REFUSED = {
     ("elevens_task.py:nothing", ""): r"nothing is no task, and .*elevens_task\.py has elevens, TASK",
-    ("elevens_task.py", ""): r"what is named is no task, and .*elevens_task\.py has elevens, TASK",
-    ("absent.py:TASK", ""): "no file /.*absent.py",
     ("two-words.py:TASK", SOURCE): "must be named as a Python module is, got two-words.py: rename it",
     ("json.py:TASK", SOURCE): r"has the name of another module, .*json.*: rename the file",
     ("raising.py:TASK", "raise RuntimeError('two\\nlines')"): r"RuntimeError: two lines \(raising.py, line 1\)",
@@ -451,22 +310,20 @@ def test_a_file_that_cannot_be_a_task_is_refused_in_one_line(file, name, source)
     assert "\n" not in str(refused.value)
 
 
-def test_flags_of_a_files_task_are_its_own_and_a_mistyped_one_gets_a_suggestion(file):
-    _, options = parsed(["--task", f"{file}:countdowns", "--countdowns.most", "9"])
-    assert set(options) == {"countdowns"} and options["countdowns"].most == 9
-    with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
-        parsed(["--task", f"{file}:elevens", "--elevens.mst", "20"])
-
-
-def test_an_installed_package_offers_tasks_by_entry_points(install):
-    install("elevens_package", SOURCE, **{"elevens": "elevens_package:TASK", "more-elevens": "elevens_package:other"})
+def test_an_installed_package_offers_tasks_by_entry_points(tmp_path, monkeypatch):
+    info = tmp_path / "site/elevens_package-1.0.dist-info"  # as pip leaves it on the disk
+    info.mkdir(parents=True)
+    (tmp_path / "site/elevens_package.py").write_text(SOURCE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elevens_package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[minrl.tasks]\nmore-elevens = elevens_package:other\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     config, options = parsed(["--task", "more-elevens", "--more-elevens.most", "40"])
     assert config.what == "more-elevens-grpo"
     assert sum(load_task("more-elevens", options).dataset.sizes()) == 40
     values = json.loads(json.dumps(to_dict(config, options)))
     assert from_dict(values, TrainerConfig) == (config, options)
-    with pytest.raises(UserError, match=r"no task 'elven': did you mean elevens\? choose one of .*, more-elevens"):
-        load_task("elven")
+    with pytest.raises(UserError, match=r"no task 'more-elven': did you mean more-elevens\? choose one of"):
+        load_task("more-elven")
 
 
 def test_the_files_of_a_task_are_its_own_and_those_that_it_imports_from_beside_it(file):

@@ -7,7 +7,6 @@ import io
 import json
 import re
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from minrl.dataflow import Example, UserError
 from minrl.tasks.data import Source, dataset_of, load_each, read_rows
 from minrl.tasks.task import is_held_out
+from tests.runs import write_rows
 
 SOURCE = Source("someone/sums", ("question", "answer"), {"train": "train", "held_out": "test"})
 ROWS = [{"question": "1 + 1", "answer": "2"}, {"question": "a\u2028b", "answer": "3"}]
@@ -33,11 +33,6 @@ def parquet(rows):
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     return file.getvalue()
-
-
-def write(path, rows):
-    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -61,6 +56,8 @@ def test_every_kind_of_file_holds_the_same_rows(tmp_path, suffix, data):
 
 
 def test_folders_that_datasets_saved_are_read(tmp_path):
+    import datasets
+
     rows = datasets.Dataset.from_list(ROWS)
     rows.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "two")
@@ -101,10 +98,9 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, name, data, said):
 
 
 def test_a_place_that_lacks_rows_says_what_would_be_read(tmp_path):
-    write(tmp_path / "train.jsonl", ROWS)
+    write_rows(tmp_path / "train.jsonl", *ROWS)
     for source, path, line in (
         (SOURCE, str(tmp_path), r"has no test\.jsonl: .*question, answer.*train\.jsonl and test\.jsonl"),
-        (SOURCE, "no", "does not exist: give a JSONL, JSON, CSV or parquet file with the columns question"),
         (SOURCE, "", r"cannot load dataset 'someone/sums' of the hub.*--data-path"),
         (Source(columns=("a", "b")), "", r"no data of its own: give --data-path a JSONL, .* the columns a, b"),
     ):
@@ -126,7 +122,7 @@ def sums(path, **others):
 
 
 def test_rows_that_cannot_be_used_are_left_out_counted_and_named_once(tmp_path, said):
-    path = write(tmp_path / "rows.jsonl", [*mixed(bad=1, good=38), {"question": "lost"}])
+    path = write_rows(tmp_path / "rows.jsonl", *[*mixed(bad=1, good=38), {"question": "lost"}])
     for _ in range(2):  # a program may make the task more than once
         dataset = sums(path)
         assert len(dataset.train) + len(dataset.held_out) == 38
@@ -136,20 +132,20 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_named_once(tmp_path, 
 
 def test_more_than_the_share_of_rows_that_cannot_be_used_is_refused(tmp_path):
     """The share is 5 %: 2 of 40 rows, not 3 of 40."""
-    sums(write(tmp_path / "rows.jsonl", mixed(bad=2, good=38))).sizes()
-    path = write(tmp_path / "rows.jsonl", mixed(bad=3, good=37))
+    sums(write_rows(tmp_path / "rows.jsonl", *mixed(bad=2, good=38))).sizes()
+    path = write_rows(tmp_path / "rows.jsonl", *mixed(bad=3, good=37))
     with pytest.raises(UserError, match=r"\(all\): 3 of 40 rows cannot be used: row 38: ValueError"):
         sums(path).sizes()
-    write(tmp_path / "test.jsonl", mixed(bad=3, good=37))
-    write(tmp_path / "train.jsonl", mixed(bad=3, good=500))
+    write_rows(tmp_path / "test.jsonl", *mixed(bad=3, good=37))
+    write_rows(tmp_path / "train.jsonl", *mixed(bad=3, good=500))
     with pytest.raises(UserError, match=r"\(held_out\): 3 of 40 rows .* row 38"):  # each split by itself
         sums(tmp_path, splits={"train": "train", "held_out": "test"}).sizes()
 
 
 def test_the_splits_of_rows_are_kept_or_made_by_identity(tmp_path):
     source, own = Source(columns=("question",)), Source(splits={"train": "train", "held_out": "test"})
-    train = write(tmp_path / "train.jsonl", [{"question": str(n)} for n in range(20)])
-    write(tmp_path / "test.jsonl", [{"question": str(n)} for n in range(18, 22)])
+    train = write_rows(tmp_path / "train.jsonl", *[{"question": str(n)} for n in range(20)])
+    write_rows(tmp_path / "test.jsonl", *[{"question": str(n)} for n in range(18, 22)])
     example_of = lambda row: Example(row["question"], row["question"], {})  # noqa: E731
     for place in (train, tmp_path):
         dataset = dataset_of(source, str(place), example_of)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM
 
 from minrl.engines.decoders import (
     CachedDecoder,
@@ -12,20 +12,9 @@ from minrl.engines.decoders import (
     make_decoder,
 )
 from minrl.models.lora import Adapters
+from tests.conftest import small_config
 from tests.parsed import sized
 
-SMALL = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 HEADS = {"head_dim": 16}
 TYPES = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 
@@ -48,7 +37,7 @@ CONFIGS = {
 def make_model(name, **more):
     kind, _, _ = name.partition(" ")
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SMALL, **CONFIGS.get(name, {}), **more})
+    config = small_config(kind, **{**CONFIGS.get(name, {}), **more})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():  # every weight counts, and tokens differ in probability
         for path, weight in model.named_parameters():
@@ -76,7 +65,7 @@ def decoded(model, made):
     position from the prompt's end on. Rows are repeated, reordered and dropped on the way.
     """
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(3, 60, (count,), generator=generator).tolist() for count in (1, 5, 14)]
+    prompts = [torch.randint(3, 40, (count,), generator=generator).tolist() for count in (1, 5, 14)]
     rows = [(prompt, len(prompt), [one]) for prompt, one in zip(prompts, made.prefill(prompts, 13), strict=True)]
     done = []
     for chosen, steps in (([2, 0, 0, 1, 2], 4), ([3, 1, 4], 6), ([1], 3)):
@@ -84,7 +73,7 @@ def decoded(model, made):
         rows = [rows[index] for index in chosen]
         made.select(torch.tensor(chosen))
         for _ in range(steps):
-            tokens = torch.randint(3, 60, (len(rows),), generator=generator)
+            tokens = torch.randint(3, 40, (len(rows),), generator=generator)
             hidden = made.step(tokens)
             rows = [
                 ([*ids, token], start, [*states, state])
@@ -144,8 +133,7 @@ def test_another_model_is_left_to_transformers_and_its_cache(name):
 
 def test_without_a_cache_a_row_that_has_ended_stays_inside_the_context():
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=8)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(small_config("gpt2", n_positions=8)).eval()
     recomputing = RecomputingDecoder(model)
     prompts, tokens = [[1] * 7, [2, 3]], [4, 5, 6, 7]  # the first has ended after one token
     recomputing.prefill(prompts, 5)

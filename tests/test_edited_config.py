@@ -13,6 +13,7 @@ import pytest
 
 import minrl.config
 from minrl.config import TrainerConfig
+from minrl.run.folder import RunFolder
 from minrl.run.sizes import with_sizes
 from minrl.utils.cli import parse, to_dict
 from minrl.utils.settings import Bound, settings_of
@@ -69,12 +70,12 @@ def edited(changes):
     return source
 
 
-def config_of(changes):
-    """What the command line without flags makes of the edited file."""
+def config_of(changes, *flags):
+    """What the command line makes of the edited file."""
     module = ModuleType("edited_config")
     sys.modules[module.__name__] = module
     exec(compile(edited(changes), "config.py", "exec"), vars(module))
-    return parse(module.TrainerConfig, []).config
+    return parse(module.TrainerConfig, flags).config
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "tools"])
@@ -93,10 +94,7 @@ def test_a_run_is_repeated_from_its_config_with_what_followed_from_the_size(tmp_
     config, by_size = with_sizes(TrainerConfig(seed=3))
     record = {"minrl_run": "x", "config": to_dict(config, {}), "by_size": list(by_size)}
     (tmp_path / "config.json").write_text(json.dumps(record))
-    module = ModuleType("edited_config")
-    sys.modules[module.__name__] = module
-    exec(compile(edited({"learning_rate": 7e-4}), "config.py", "exec"), vars(module))
-    again = parse(module.TrainerConfig, ["--config", str(tmp_path / "config.json")]).config
+    again = config_of({"learning_rate": 7e-4}, "--config", str(tmp_path / "config.json"))
     assert (again.learning_rate, again.seed) == (None, 3)  # not what is edited now
 
 
@@ -112,22 +110,15 @@ def test_after_the_table_of_sizes_no_setting_is_none():
     filled, by_size = with_sizes(TrainerConfig(max_tokens=7))
     assert [name for name in SETTINGS if getattr(filled, name) is None] == []
     assert "max_tokens" not in by_size and set(by_size) == {
-        name for name, one in SETTINGS.items() if one.by_size and name != "max_tokens"
+        name for name, one in SETTINGS.items() if one.by_size and getattr(TrainerConfig(max_tokens=7), name) is None
     }
     assert filled.max_tokens == 7 and filled.given == {"max_tokens"}
 
 
 EDITED = {
-    **{
-        "learning_rate": 1.5e-3,
-        "prompts_per_step": 2,
-        "group_size": 3,
-        "max_tokens": 9,
-        "eval_examples": 4,
-        "steps": 2,
-    },
-    **{"warmup_steps": 0, "schedule": "constant", "base_steps": 3, "threads": 1, "device": "cpu"},
-}
+    **{"learning_rate": 1.5e-3, "prompts_per_step": 2, "group_size": 3, "max_tokens": 9, "eval_examples": 4},
+    **{"steps": 2, "warmup_steps": 0, "schedule": "constant", "base_steps": 3, "threads": 1, "device": "cpu"},
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -140,5 +131,5 @@ def test_a_run_of_an_edited_copy_has_the_edited_values_and_says_which_followed_f
     record = json.loads((run / "config.json").read_text())
     assert {name: record["config"][name] for name in EDITED} == EDITED
     assert record["by_size"] == ["eval_samples"]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["step"] == 2 and lines[-1]["policy/learning_rate"] == 1.5e-3
+    last = RunFolder(run).metrics[-1]
+    assert last["step"] == 2 and last["policy/learning_rate"] == 1.5e-3

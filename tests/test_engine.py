@@ -1,26 +1,23 @@
 """The embedded engine: exact, seeded, and blind to what else is in the batch."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
+from transformers import AutoModelForCausalLM
 
 from minrl.batch import pack
 from minrl.dataflow import Request, UserError
-from minrl.engines import Sampling
-from minrl.engines.decoders import LlamaDecoder, make_decoder
-from minrl.engines.torch_engine import (
-    TorchEngine,
-    footprint,
-    mix,
-    sample,
-    uniforms,
-)
+from minrl.engines import Sampling, torch_engine
+from minrl.engines.decoders import make_decoder
+from minrl.engines.torch_engine import TorchEngine, footprint, mix, mix_seed, sample, slices, uniforms
 from minrl.models.loading import word_tokenizer
 from minrl.models.scoring import score
 from minrl.policy import as_policy
-from tests.conftest import CPU
-from tests.test_scoring import SHAPES, SMALL, make_model
+from tests.conftest import CPU, small_config
+from tests.test_scoring import SHAPES, make_model
 
 PROMPTS = [[5, 6, 7], [9], [8, 7, 6, 5, 10, 11, 12, 5, 6], [5, 6, 7], [13, 14]]
 END = 2
@@ -31,13 +28,16 @@ def requests_for(prompts, max_tokens=12, seed=100):
     return [Request(list(prompt), seed + row, max_tokens) for row, prompt in enumerate(prompts)]
 
 
-def scored(policy, make_rollout, requests, completions, temperature):
+def scored(policy, make_rollout, requests, completions, temperature=1.0):
     """The policy's log-probabilities of the completions, by the packed forward pass."""
     pairs = zip(requests, completions, strict=True)
     rollouts = [make_rollout(request.ids, completion.ids) for request, completion in pairs]
     with torch.no_grad():
-        logprobs, _ = score(policy.model, pack(rollouts, range(len(rollouts))), temperature)
-    return logprobs
+        return score(policy.model, pack(rollouts, range(len(rollouts))), temperature)[0]
+
+
+def reported(completions):
+    return torch.tensor([value for completion in completions for value in completion.logprobs])
 
 
 @pytest.fixture
@@ -60,27 +60,19 @@ def shaped(processes):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logprobs_are_those_of_the_policys_scoring_forward(shape, shaped, make_rollout):
-    policy, temperature = shaped(shape), 0.7
-    requests = requests_for(PROMPTS)
-    completions = TorchEngine(policy).generate(requests, Sampling(temperature, frozenset({END})))
-    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
-    assert reported.std() > 0.5
-    expected = scored(policy, make_rollout, requests, completions, temperature)
-    torch.testing.assert_close(reported, expected, atol=3e-5, rtol=0)
+    policy, requests = shaped(shape), requests_for(PROMPTS)
+    completions = TorchEngine(policy).generate(requests, Sampling(0.7, frozenset({END})))
+    assert reported(completions).std() > 0.5
+    expected = scored(policy, make_rollout, requests, completions, 0.7)
+    torch.testing.assert_close(reported(completions), expected, atol=3e-5, rtol=0)
 
 
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 4.0, 8.0, 16.0]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, **FACTORS}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 ROPES_OF_LENGTH = {
-    "longrope": Phi3Config(
-        **SMALL,
-        eos_token_id=2,
-        original_max_position_embeddings=24,
-        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, **FACTORS},
-    ),
-    "dynamic": LlamaConfig(
-        **{**SMALL, "max_position_embeddings": 24},
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
-    ),
+    "longrope": small_config("phi3", original_max_position_embeddings=24, rope_parameters=LONGROPE),
+    "dynamic": small_config("llama", max_position_embeddings=24, rope_parameters=DYNAMIC),
 }
 
 
@@ -97,16 +89,24 @@ def test_rotary_embeddings_that_depend_on_the_length_are_those_of_each_sequence_
         logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         alone.append(logprobs[len(request.ids) - 1 :].detach())
     assert torch.cat(alone).std() > 0.5
-    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
-    torch.testing.assert_close(reported, torch.cat(alone), atol=1e-4, rtol=0)
-    packed = scored(policy, make_rollout, requests, completions, 1.0)
-    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-4, rtol=0)
-
-
-def test_what_could_outgrow_the_context_is_refused(processes):
-    policy = as_policy(make_model(ROPES_OF_LENGTH["dynamic"], torch.float32), word_tokenizer([]), CPU, processes)
+    torch.testing.assert_close(reported(completions), torch.cat(alone), atol=1e-4, rtol=0)
+    torch.testing.assert_close(scored(policy, make_rollout, requests, completions), torch.cat(alone), atol=1e-4, rtol=0)
     with pytest.raises(UserError, match="may take 25 tokens, the engine takes 24: lower --max-tokens"):
         TorchEngine(policy).generate([Request([5] * 20, 1, 5)], NO_STOP)
+
+
+def test_a_slice_costs_at_most_the_limit_or_is_a_single_request(policy):
+    # Of 3 rows with prompts of 5 and completions of 7 tokens: keys and values of 2 layers, 2 groups and 8 dimensions,
+    # 16 times the hidden size of 32 for each token of the prompts, 4 numbers for each of 40 words.
+    config = SimpleNamespace(config=small_config("llama"))
+    assert footprint(config, 2, 3, 5, 7) == 3 * (2 * (12 * 2 * 2 * 2 * 8 + 5 * 16 * 32) + 4 * 4 * 40)
+    assert TorchEngine(policy)._limit == 4 * 2**30 == 8 * TorchEngine(policy, 0.5)._limit
+    sizes = [(2, 3), (1, 4), (3, 1), (9, 9), (1, 1), (1, 2)]  # prompts and completions
+    requests = [Request([5] * prompt, 0, completion) for prompt, completion in sizes]
+    cost = lambda rows, prompt, completion: rows * (prompt + completion)  # noqa: E731
+    for limit, lengths in ((12, [2, 1, 1, 2]), (21, [3, 1, 2]), (20, [2, 1, 1, 2]), (1000, [6])):
+        parts = list(slices(requests, cost, limit))
+        assert [len(part) for part in parts] == lengths and [one for part in parts for one in part] == requests
 
 
 @pytest.mark.parametrize("shape", ["qwen3", "gpt-neox"])
@@ -114,39 +114,41 @@ def test_completions_that_do_not_fit_the_memory_are_sampled_in_slices(shape, sha
     policy = shaped(shape)
     prompts = [PROMPTS[2], PROMPTS[2][::-1], PROMPTS[2][1:]]
     requests = [Request(prompt, 10 * n + m, 6 + n) for n, prompt in enumerate(prompts) for m in range(4)]
-    usual = TorchEngine(policy).generate(requests, NO_STOP)
-    kind = type(make_decoder(policy.model))
-    budget = footprint(policy.model, 4, 6, 9, 8)  # six of the longest rows: a prompt and a half
-    calls, held, step = [], [], kind.step
+    engine = TorchEngine(policy)
+    usual, tokens = engine.generate(requests, NO_STOP), 9 + 9 + 8
+    assert engine.take_facts() == {"prompt_tokens": 4 * tokens, "prompt_tokens_computed": tokens}
+    assert engine.take_facts() == {}
+    kind, calls = type(make_decoder(policy.model)), []
     prefill = kind.prefill
-    monkeypatch.setattr(kind, "prefill", lambda *a: calls.append(a[1]) or prefill(*a))
-    monkeypatch.setattr(kind, "step", lambda self, tokens: held.append(cache_bytes(self)) or step(self, tokens))
-    completions = TorchEngine(policy, cache_gib=budget / 2**30).generate(requests, NO_STOP)
-    assert [len(prompts) for prompts in calls] == [2, 2]  # each prompt of a slice once
-    assert 0 < max(held) <= budget
+    monkeypatch.setattr(kind, "prefill", lambda *given: calls.append(given[1:]) or prefill(*given))
+    engine._limit = footprint(policy.model, 4, 6, 9, 8)  # six of the longest rows: a prompt and a half
+    completions = engine.generate(requests, NO_STOP)
+    assert calls == [([tuple(prompt) for prompt in part], 6 + n) for n, part in ((1, prompts[:2]), (2, prompts[1:]))]
+    assert engine.take_facts() == {"prompt_tokens": 4 * tokens, "prompt_tokens_computed": tokens + 9}
     assert [one.ids for one in completions] == [one.ids for one in usual]
-    for one, other in zip(completions, usual, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-
-def cache_bytes(made):
-    """Bytes of the keys and values that a decoder holds."""
-    if isinstance(made, LlamaDecoder):
-        return sum(cache.nbytes for cache in made.cache)
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in made.cache.layers)
+    torch.testing.assert_close(reported(completions), reported(usual), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", ["qwen3", "gpt-neox"])
 def test_a_completion_does_not_depend_on_what_else_is_in_the_batch(shape, shaped):
-    engine = TorchEngine(shaped(shape))
-    sampling = Sampling(1.0, frozenset({END}))
-    requests = requests_for(PROMPTS)
+    engine, requests, sampling = TorchEngine(shaped(shape)), requests_for(PROMPTS), Sampling(1.0, frozenset({END}))
     together = engine.generate(requests, sampling)
     alone = [engine.generate([request], sampling)[0] for request in requests]
     backwards = engine.generate(requests[::-1], sampling)[::-1]
     assert [c.ids for c in together] == [c.ids for c in alone] == [c.ids for c in backwards]
-    for one, other in zip(together, alone, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    torch.testing.assert_close(reported(together), reported(alone), atol=1e-5, rtol=0)
+    assert engine.generate([], sampling) == []
+
+
+def test_each_token_is_drawn_by_the_number_of_its_seed_and_position(shaped):
+    policy = shaped("qwen3")
+    (one,), ids = TorchEngine(policy).generate([Request([5], 3, 60)], Sampling(0.5, frozenset())), [5]
+    for position, token in enumerate(one.ids):  # beyond those numbers that are drawn at once
+        logits = policy.model(torch.tensor([ids])).logits[:, -1].detach().double()
+        u = torch.from_numpy(uniforms(np.array([3], dtype=np.uint64), range(60)))[:, position]
+        cdf = (logits[0] / 0.5).softmax(-1).cumsum(-1)
+        assert token == int(torch.searchsorted(cdf, u, right=True))
+        ids.append(token)
 
 
 def test_greedy_takes_the_most_likely_token_whatever_the_seed(shaped):
@@ -161,59 +163,133 @@ def test_greedy_takes_the_most_likely_token_whatever_the_seed(shaped):
     assert one.ids == other.ids == ids[2:]
 
 
-def test_every_stop_id_ends_a_completion_and_is_kept(engine):
-    free = engine.generate(requests_for(PROMPTS, 40), NO_STOP)
-    stops = frozenset({free[0].ids[3], free[1].ids[5]})
-    stopped = engine.generate(requests_for(PROMPTS, 40), Sampling(1.0, stops))
-    for long, short in zip(free, stopped, strict=True):
-        first = next((n for n, token in enumerate(long.ids) if token in stops), None)
-        assert short.ids == (long.ids if first is None else long.ids[: first + 1])
-        assert short.finish_reason == ("length" if first is None else "stop")
-        assert len(short.logprobs) == len(short.ids)
-    assert stopped[0].finish_reason == stopped[1].finish_reason == "stop"
-
-
-def test_a_stop_string_may_hold_a_special_token(engine, policy):
-    (special,) = policy.tokenizer.convert_tokens_to_ids(["<user>"])
+def test_whatever_stops_a_completion_is_kept(engine, policy):
     requests = [Request([5, 6], seed, 30) for seed in range(40)]
     free = engine.generate(requests, NO_STOP)
-    long = next(c for c in free if special in c.ids[1:])
-    place = long.ids.index(special, 1)
-    stop = policy.decode_all(long.ids[place - 1 : place + 1])
-    short = engine.generate(requests, Sampling(1.0, frozenset(), (stop,)))[free.index(long)]
-    assert short.finish_reason == "stop"
-    assert short.ids == long.ids[: place + 1]  # the string spans two tokens
+    ids = free[1].ids
+    place = next(n for n in range(3, 30) if ids[n] not in ids[:n])
+    limit = [Request([5, 6], 1, place + 1)]
+    (at_limit,) = engine.generate(limit, Sampling(1.0, frozenset({ids[place]})))
+    assert (at_limit.ids, at_limit.finish_reason) == (ids[: place + 1], "stop")
+    assert engine.generate(limit, NO_STOP)[0].finish_reason == "length"
+    special = policy.tokenizer.convert_tokens_to_ids("<user>")
+    with_special = next(one.ids for one in free if special in one.ids[1:])
+    behind = with_special.index(special, 1) + 1
+    letter = min((policy.decode_all([token]) for token in ids), key=len)
+    pairs = policy.decode_all(free[0].ids[:2]), policy.decode_all(with_special[behind - 2 : behind])
+    tokens = frozenset({free[0].ids[3], ids[5]})
+    for stops, texts in ((tokens, ()), (frozenset(), (letter,)), (frozenset(), pairs), (tokens, pairs)):
+        stopped = engine.generate(requests, Sampling(1.0, stops, texts))
+        for long, short in zip(free, stopped, strict=True):
+            texts_to = (policy.decode_all(long.ids[:n]) for n in range(1, 31))
+            ends = [
+                token in stops or any(text in said for text in texts)
+                for token, said in zip(long.ids, texts_to, strict=True)
+            ]
+            first = ends.index(True) + 1 if True in ends else 30
+            assert short.ids == long.ids[:first]
+            assert short.logprobs == pytest.approx(long.logprobs[:first], abs=1e-5)
+            assert short.finish_reason == ("stop" if True in ends else "length")
+        assert "stop" in {one.finish_reason for one in stopped}
 
 
-def test_only_in_float32_is_the_engine_the_policy_itself(policy, monkeypatch):
-    assert not TorchEngine(policy).needs_correction
+def test_rows_leave_the_batch_and_completions_are_reported_as_they_end(shaped, monkeypatch):
+    policy, shown, told, rows = shaped("qwen3"), [], [], []
+    monkeypatch.setattr(torch_engine, "activity", contextmanager(lambda *_: iter([shown.append])))
+    kind = type(make_decoder(policy.model))
+    step = kind.step
+    monkeypatch.setattr(kind, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
+    requests = [Request([5, 6], seed, length) for seed, length in enumerate((3, 1, 9, 4, 2, 5, 8, 6, 7))]
+    engine = TorchEngine(policy)
+    completions = engine.generate(requests, NO_STOP, on_end=told.append)
+    assert shown == list(range(1, 10)) and rows == [8, 8, 6, 6, 4, 4, 4, 4]
+    assert told == [[(index, completions[index])] for index in (1, 4, 0, 3, 5, 7, 8, 6, 2)]
+    engine._limit = 1  # each is a slice
+    told.clear()
+    shown.clear()
+    assert engine.generate(requests, NO_STOP, on_end=told.append) == completions
+    assert list(filter(None, told)) == [[one] for one in enumerate(completions)]
+    assert len(told) == len(shown) == sum(request.max_tokens for request in requests)  # each step of each slice
+    assert shown[:4] == [0, 0, 1, 2] and shown[-1] == 9
+
+
+def test_who_listens_computes_in_modes_of_their_own_and_the_engine_in_its_own(shaped, monkeypatch):
+    policy = shaped("gpt-neox")  # whose steps autocast reaches
     monkeypatch.setattr(policy.processes, "dtype", torch.bfloat16)
-    assert TorchEngine(policy).needs_correction
+    engine, modes = TorchEngine(policy), []
+    assert engine.needs_correction
+    listen = lambda _: modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))  # noqa: E731
+    completions = engine.generate(requests_for(PROMPTS), NO_STOP, on_end=listen)
+    assert modes == [(True, False)] * 12
+    assert completions == engine.generate(requests_for(PROMPTS), NO_STOP)
+    monkeypatch.setattr(policy.processes, "dtype", torch.float32)
+    assert not TorchEngine(policy).needs_correction  # it is the policy itself
+    assert (reported(completions) - reported(engine.generate(requests_for(PROMPTS), NO_STOP))).abs().max() > 0
 
 
-def test_the_engine_samples_from_the_weights_as_they_are_now(engine, policy, make_rollout):
-    requests = requests_for(PROMPTS)
-    engine.generate(requests, NO_STOP)
+def test_what_is_heard_is_what_is_sampled_and_who_hears_can_end_it(engine):
+    requests = [Request([5, 6 + index % 2], index, 9 - index) for index in range(6)]
+    whole = engine.generate(requests, NO_STOP)
+    heard = [([], []) for _ in requests]
+
+    def hear(index, token, logprob):
+        heard[index][0].append(token)
+        heard[index][1].append(logprob)
+        return index != 3 or len(heard[index][0]) < 2
+
+    for limit in (engine._limit, 1):  # slices change the order of requests, and not whose tokens they are
+        engine._limit, heard = limit, [([], []) for _ in requests]
+        told = engine.generate(requests, NO_STOP, hear)
+        assert [(one.ids, one.logprobs) for one in told] == [tuple(one) for one in heard]
+        for index, (one, before) in enumerate(zip(told, whole, strict=True)):
+            assert one.ids == (before.ids if index != 3 else before.ids[:2])
+            assert one.finish_reason == ("stop" if index == 3 else "length")
+
+
+def test_the_engine_samples_from_the_weights_as_they_are_now_and_those_of_another_policy(
+    engine, policy, make_policy, make_rollout
+):
+    requests, other = requests_for(PROMPTS), make_policy(1)
+    before = engine.generate(requests, NO_STOP)
     with torch.no_grad():
         for weight in policy.model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
+    for synced in (policy, other):
+        engine.sync(synced)
+        completions = engine.generate(requests, NO_STOP)
+        assert completions != before
+        expected = scored(synced, make_rollout, requests, completions)
+        torch.testing.assert_close(reported(completions), expected, atol=1e-5, rtol=0)
+
+
+def test_sharded_weights_are_whole_while_an_engine_that_samples_is_awake(policy, monkeypatch):
+    noted = []
+    monkeypatch.setattr(torch_engine, "gather_weights", lambda model: noted.append("gather"))
+    monkeypatch.setattr(torch_engine, "release_weights", lambda model: noted.append("release"))
+    TorchEngine(policy, samples=False)
+    assert noted == []
+    engine = TorchEngine(policy)
+    engine.sleep()
     engine.sync(policy)
-    completions = engine.generate(requests, NO_STOP)
-    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
-    torch.testing.assert_close(reported, scored(policy, make_rollout, requests, completions, 1.0), atol=1e-5, rtol=0)
+    assert noted == ["gather", "release", "gather"]
+    assert engine.cores == torch.get_num_threads() and engine.context_length == policy.context_length
+    monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
+    assert engine.cores == 0
 
 
-def test_uniforms_are_those_of_splitmix64():
+def test_uniforms_and_seeds_are_those_of_splitmix64():
     # The generator's first numbers from the state 0, as its authors' C program prints them; 53 bits are kept.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     drawn = uniforms(np.zeros(1, dtype=np.uint64), range(3))[0]
     assert drawn.tolist() == [(number >> 11) / 2**53 for number in published]
+    assert uniforms(np.zeros(1, dtype=np.uint64), range(1, 3))[0].tolist() == drawn[1:].tolist()
     # A seed goes through the same hash first; that of the first state is the first number.
     assert mix(np.array([0x9E3779B97F4A7C15], dtype=np.uint64))[0] == published[0]
+    assert mix_seed(0x9E3779B97F4A7C15) == published[0] - 2**63
 
 
-@pytest.mark.parametrize(("vocabulary", "temperature"), [(129, 2.0), (1000, 1.0)])  # blocks: two and eight
-def test_tokens_of_large_vocabularies_are_those_of_the_plain_inverse_cdf(vocabulary, temperature):
+@pytest.mark.parametrize(("vocabulary", "temperature"), [(50, 1.0), (129, 2.0), (1000, 1.0)])  # two blocks, and eight
+def test_tokens_are_those_of_the_plain_inverse_cdf(vocabulary, temperature):
     logits = 3 * torch.randn(500, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     u = torch.from_numpy(uniforms(np.arange(500, dtype=np.uint64), range(1))[:, 0])
     p = (logits / temperature).softmax(-1)
@@ -223,7 +299,18 @@ def test_tokens_of_large_vocabularies_are_those_of_the_plain_inverse_cdf(vocabul
     torch.testing.assert_close(logprobs, p.log().gather(1, expected[:, None])[:, 0], atol=1e-9, rtol=0)
 
 
-def test_at_the_border_of_two_blocks_no_impossible_token_is_drawn():
+def test_no_impossible_token_is_drawn_at_the_ends_of_the_unit_interval_and_between_blocks():
+    last = torch.tensor(1 - 2.0**-53, dtype=torch.float64)
+    for logits in ([[-torch.inf, 0.0, 1.0, -torch.inf]], [[-torch.inf, *[0.0] * 198, -torch.inf]]):
+        first, *_, before_last = range(1, len(logits[0]) - 1)
+        for u, token in ((0 * last, first), (last, before_last)):
+            assert sample(torch.tensor(logits), u[None], 1.0)[0].tolist() == [token]
+    for size in (4, 256):  # a number at which the cumulative probability is exact belongs to the next token
+        u = torch.arange(4, dtype=torch.float64) / 4
+        assert sample(torch.zeros(4, size), u, 1.0)[0].tolist() == [0, size // 4, size // 2, 3 * size // 4]
+    for size in (50, 300):
+        noise = torch.randn(2000, size, generator=torch.Generator().manual_seed(0))
+        assert (sample(noise, last.expand(2000), 1.0)[0] < size).all()
     # Each block begins with a token of probability 0. The double-precision sums of both blocks are rounded.
     generator = torch.Generator().manual_seed(0)
     logits = 4 * torch.randn(400, 256, generator=generator)
@@ -240,69 +327,6 @@ def test_at_the_border_of_two_blocks_no_impossible_token_is_drawn():
         u = torch.nextafter(u, torch.ones_like(u))
 
 
-def test_what_is_heard_is_what_is_sampled_and_who_hears_can_end_it(engine, monkeypatch):
-    requests = [Request([5, 6 + index % 2], index, 9 - index) for index in range(6)]
-    whole = engine.generate(requests, NO_STOP)
-    heard = [([], []) for _ in requests]
-
-    def hear(index, token, logprob):
-        heard[index][0].append(token)
-        heard[index][1].append(logprob)
-        return index != 3 or len(heard[index][0]) < 2
-
-    told = engine.generate(requests, NO_STOP, hear)
-    assert [(one.ids, one.logprobs) for one in told] == [tuple(one) for one in heard]
-    for index, (one, before) in enumerate(zip(told, whole, strict=True)):
-        assert one.ids == (before.ids if index != 3 else before.ids[:2])
-    # Slices and lengths change the order in which requests are sampled, and not whose tokens they are.
-    monkeypatch.setattr(engine, "_limit", 1)
-    again = [[] for _ in requests]
-    engine.generate(requests, NO_STOP, lambda index, token, logprob: again[index].append(token) or True)
-    assert again == [one.ids for one in whole]
-
-
-@pytest.mark.parametrize(("shape", "apart"), [("qwen3", True), ("gpt-neox", False)])
-def test_each_completion_is_reported_once(shape, shaped, apart, monkeypatch):
-    policy = shaped(shape)
-    engine = TorchEngine(policy)
-    if apart:
-        monkeypatch.setattr(engine, "_limit", 1)
-    requests = [Request(list(prompt), seed, 14 - seed % 5) for seed, prompt in enumerate(PROMPTS)]
-    free = engine.generate(requests, NO_STOP)
-    for sampling in (
-        NO_STOP,
-        Sampling(1.0, frozenset(range(5, 11))),
-        Sampling(1.0, frozenset(), (policy.decode_all(free[3].ids[4:6]),)),
-    ):
-        told = []
-        completions = engine.generate(requests, sampling, on_end=told.extend)
-        assert sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
-        assert completions == engine.generate(requests, sampling)
-        assert (completions == free) == (sampling is NO_STOP)
-
-
-def test_a_completion_is_reported_after_its_last_step_and_each_step_is(engine):
-    lengths, told = [3, 1, 5, 3], []
-    requests = [Request([5, 6], seed, length) for seed, length in enumerate(lengths)]
-    engine.generate(requests, NO_STOP, on_end=lambda ended: told.append([index for index, _ in ended]))
-    assert told == [[1], [], [0, 3], [], [2]]
-
-
-def test_a_stop_token_at_the_limit_is_a_stop_and_not_a_truncation(engine):
-    free = engine.generate([Request([5], 3, 6)], NO_STOP)[0]
-    last = free.ids[-1]
-    assert last not in free.ids[:-1]  # the seed was chosen so
-    assert engine.generate([Request([5], 3, 6)], Sampling(1.0, frozenset({last})))[0].finish_reason == "stop"
-
-
-def test_after_a_sync_another_policy_samples(engine, make_policy):
-    other = make_policy(1)
-    request = [Request([5, 6], 3, 8)]
-    before = engine.generate(request, NO_STOP)
-    engine.sync(other)
-    assert engine.generate(request, NO_STOP) == TorchEngine(other).generate(request, NO_STOP) != before
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_no_numbers_end_the_run_in_a_line(policy, temperature):
     with torch.no_grad():
@@ -311,14 +335,3 @@ def test_logits_that_are_no_numbers_end_the_run_in_a_line(policy, temperature):
         TorchEngine(policy).generate([Request([5, 6], 3, 8)], Sampling(temperature, frozenset()))
     tokens, logprobs = sample(torch.full((1, 5000), torch.nan), torch.tensor([0.5]).double(), 1.0)  # many words
     assert int(tokens) < 5000 and logprobs.isnan().all()
-
-
-def test_the_ends_of_the_unit_interval_draw_possible_tokens():
-    logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf], [-torch.inf, 3.0, -2.0, -torch.inf]])
-    lowest, _ = sample(logits, torch.zeros(2, dtype=torch.float64), 1.0)
-    assert lowest.tolist() == [1, 1]
-    highest, _ = sample(logits, torch.full((2,), 1 - 2.0**-53, dtype=torch.float64), 1.0)
-    assert highest.tolist() == [2, 2]
-    noise = torch.randn(2000, 50, generator=torch.Generator().manual_seed(0))
-    tokens, _ = sample(noise, torch.full((2000,), 1 - 2.0**-53, dtype=torch.float64), 1.0)
-    assert (tokens < 50).all()

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from minrl.dataflow import UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate import play
 from minrl.evaluate.config import EvaluateConfig
-from minrl.evaluate.run import locked
 from minrl.evaluation import evaluate as evaluate_while_training
 from minrl.models.distributed import Processes
 from minrl.rewards.workers import Workers
@@ -230,13 +228,9 @@ def test_an_edited_reward_scores_the_completions_again(changing, tmp_path, playe
     assert len({key[3] for key in played}) == 1
     assert changing(OTHER, "even", "--examples", "4", "--reward-deadline-s", "7") == 0
     assert len({key[3] for key in played}) == 1
-
-
-def test_an_edited_program_plays_episodes_of_several_turns_again(changing, tmp_path, played):
-    assert changing(evaluated.TASKS, "talk", "--examples", "2") == 0
-    first = list(played)
-    assert changing(OTHER, "talk", "--examples", "2") == 0
-    assert played == 2 * first
+    played.clear()
+    assert changing(evaluated.TASKS, "talk", "--examples", "2") == changing(OTHER, "talk", "--examples", "2") == 0
+    assert played[: len(played) // 2] == played[len(played) // 2 :] != []  # several turns are played again
 
 
 ABSENT = "def absent():\n    from minrl.dataflow import UserError\n    raise UserError('no cargo')\n\n\ndef reward("
@@ -303,33 +297,9 @@ def test_killed_at_any_moment_it_resumes_to_the_same_result(whole, models, tasks
     assert rows_of(tmp_path / "out")[: len(before)] == before  # nothing that was written was made again
 
 
-def test_a_terminal_is_shown_tables_and_a_pipe_gets_json(whole, models, tasks, capsys, monkeypatch):
-    command = ["--models", *models, "--tasks", *tasks, "--output", whole]
-    assert run(*command) == 0
-    shown, summary = capsys.readouterr(), summary_of(whole)
-    assert json.loads(shown.out) == summary
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run(*command) == 0
-    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
-    assert max(map(len, lines)) <= 80 and not any("|" in line or "{" in line for line in lines)
-
-
-def test_a_folder_of_others_is_left_alone(models, tasks, place):
-    command = ["--models", *models, "--tasks", *tasks, "--output"]
-    busy = pytest.raises(UserError, match=r"another program \(process \d+ on .*\) is writing")
-    with locked(place / "locked"), busy:
-        run(*command, place / "locked")
-    with pytest.raises(UserError, match="and no evaluation"):
-        run(*command, place)
-
-
 def test_a_config_file_holds_what_the_flags_do(tmp_path):
     file = tmp_path / "evaluation.yaml"
-    file.write_text(
-        "checkpoint: mine\ntask: hanoi\ntasks: {hanoi: {max_disks: 3}}\nstop_strings: </answer>\nsamples: 2\n"
-    )
+    file.write_text("checkpoint: mine\ntask: hanoi\ntasks: {hanoi: {max_disks: 3}}\nstop_strings: </answer>\n")
     command = parse(EvaluateConfig, ["--config", str(file), "--samples", "3", "--task", "countdown", "--task", "hanoi"])
     given = EvaluateConfig(models=("mine",), tasks=("countdown", "hanoi"), stop_strings=("</answer>",), samples=3)
     assert (command.config, command.options["hanoi"].max_disks) == (given, 3)
-    assert parse(EvaluateConfig, ["--config", str(file)]).config.task_names == ("hanoi",)

@@ -18,6 +18,7 @@ from minrl.utils.cli import parse
 from minrl.utils.files import read_json
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of
+from tests.runs import write_rows
 
 FLAGS = [flag for flag in evaluated.FLAGS if flag not in ("--max-tokens", "5")]
 
@@ -126,8 +127,8 @@ def test_rows_that_a_run_was_fine_tuned_on_are_refused_in_whatever_words(trained
     (tmp_path / "asked_sums.py").write_text(SUMS)
     prompt = load_task(f"{tmp_path}/asked_sums.py:sums").dataset.held_out[0].prompt
     worded = f"User: {prompt.upper()} Answer in a word.\nAssistant: <think>"
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": said, "response": "1"}) + "\n" for said in (prompt, "other", worded)))
+    asked = ({"prompt": said, "response": "1"} for said in (prompt, "other", worded))
+    rows = write_rows(tmp_path / "rows.jsonl", *asked)
     edited(tmp_path, "one", data=str(rows), program="sft", task="")
     alone = ["--checkpoint", "one", "--task", f"{tmp_path}/asked_sums.py:sums"]
     with pytest.raises(UserError, match=r"1 of the \d+ problems of sums are among those that one was trained on"):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas
 import pytest
 
 from minrl.__main__ import main
@@ -40,6 +39,8 @@ def test_a_run_that_was_killed_between_an_evaluation_and_its_line_has_the_same_f
 
 
 def test_pandas_reads_what_the_curves_say(whole):
+    import pandas
+
     frame = pandas.read_json(RunFolder(Path("runs/whole")).evaluations[3], lines=True, dtype=False)
     line = RunFolder(Path("runs/whole")).metrics[-1]
     for mode, tag in (("sampled", "pass@1"), ("greedy", "pass@1_greedy")):

@@ -2,21 +2,21 @@
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeForCausalLM
 
 import minrl.models.loading  # noqa: F401 - which names our functions to transformers
 from minrl.models.experts import use_cast_experts
 from minrl.models.modules import hold_frozen, probe
+from tests.conftest import small_config
 
-SHAPE = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-SHAPE |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 IDS = torch.arange(3, 40)[None]
 
 
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE)).eval()
+    model = Qwen3MoeForCausalLM(small_config("qwen3_moe", head_dim=8, **EXPERTS)).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_((weight + 0.1 * torch.randn_like(weight)).bfloat16())

@@ -1,4 +1,4 @@
-"""Rewards that see all completions of a prompt: in a run, after a resume, in an evaluation, a filter and the audit."""
+"""Rewards that see all completions of a prompt: in a run, in an evaluation, a filter and the audit."""
 
 import json
 import sys
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from minrl import trainer
 from minrl.__main__ import main
 from minrl.dataflow import SOLO, Reward, Turn, UserError
 from minrl.evaluate import play as evaluation
@@ -16,14 +15,16 @@ from minrl.rewards.episode import Play, run_jobs
 from minrl.rewards.judge import judged
 from minrl.rewards.worker import call
 from minrl.sft.filter import _with_completion
-from minrl.tasks import TASK_DEFINITIONS, load_task
+from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task
 from minrl.tasks.checked import equal_parts
 from minrl.tasks.task import Task
 from minrl.tools.attacks import Attack
 from minrl.tools.audit import Scorer
 from tests import evaluated
-from tests.killing import killed_at
+from tests.runs import write_rows
 from tests.test_rollout import EXAMPLES, play  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("own_imports")
 
 
 class Here:
@@ -87,16 +88,6 @@ def most(completions, row):
     counts = [text.split().count("7") for text in completions]
     return [float(count == max(counts) > min(counts)) for count in counts]
 """
-RUN = """--max-tokens 4 --prompts-per-step 4 --group-size 4 --steps 3 --save-every 1 --eval-examples 4 --eval-samples 2
-    --threads 1 --device cpu --quiet --reward-workers 1 --no-preflight"""
-
-
-@pytest.fixture(autouse=True)
-def _imports_of_its_own(monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield
-    for name in ("most_task", "recording_task", "lengths_task"):
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -104,28 +95,6 @@ def file(tmp_path):
     path = tmp_path / "most_task.py"
     path.write_text(SOURCE)
     return path
-
-
-@pytest.mark.slow
-def test_a_run_with_such_a_reward_resumes_to_the_same_weights(file, tmp_path):
-    def folders(name):
-        return ["--runs-dir", str(tmp_path / name / "runs"), "--checkpoints-dir", str(tmp_path / name / "checkpoints")]
-
-    def summary(name):
-        (path,) = (tmp_path / name / "runs").glob("*/summary.json")
-        return json.loads(path.read_text())
-
-    evaluated.save_models(tmp_path)
-    flags = ["train", "--task", f"{file}:most", "--model-id", str(tmp_path / "model0"), *RUN.split()]
-    assert main([*flags, *folders("whole")]) == 0
-    with killed_at(trainer, "update_policy", 2):
-        main([*flags, *folders("killed")])
-    assert main(["train", "--resume", "latest", *folders("killed")[:2]]) == 0
-    whole, resumed = summary("whole"), summary("killed")
-    assert whole["weights_sha256"] == resumed["weights_sha256"] and whole["eval_after"] == resumed["eval_after"]
-    (metrics,) = (tmp_path / "whole/runs").glob("*/metrics.jsonl")
-    steps = [json.loads(line).get("policy/optimizer_steps", 0.0) for line in metrics.read_text().splitlines()]
-    assert sum(steps) == 3  # otherwise any two runs would end alike
 
 
 def test_an_evaluation_rewards_the_whole_group_and_plays_it_again_when_it_grows(file, tmp_path):
@@ -176,20 +145,12 @@ TEXT, CHAT = "7?", [{"role": "system", "content": "Be brief."}, {"role": "user",
 SAID = ["7", "8"]
 
 
-def in_a_run(task, prompt):
-    in_plays(task, task)
-
-
 def with_a_judge(task, prompt):
-    in_plays(task, judged(task, SimpleNamespace(reward=lambda reward, *_: reward)))
+    in_plays(judged(task, SimpleNamespace(reward=lambda reward, *_: reward)), prompt)
 
 
-def in_plays(task, played):
-    plays = [Play(played, task.dataset.train[0], Random(0), "group") for _ in SAID]
-    for one, text in zip(plays, SAID, strict=True):
-        one.advance(None)
-        one.advance(text)
-    run_jobs(plays, Here())
+def in_plays(task, prompt):
+    played(task, *SAID)
 
 
 def in_evaluate(task, prompt):
@@ -199,13 +160,9 @@ def in_evaluate(task, prompt):
 
 
 def in_the_filter(task, prompt):
-    rows = [{"prompt": prompt, "answer": "7", "response": text, "truncated": False} for text in SAID]
-    list(score_lines(task, list(map(json.dumps, rows)), Here(), completed=_with_completion))
-
-
-def in_the_filter_of_expert_iteration(task, prompt):
-    rows = [{"id": "1", "prompt": prompt, "response": text, "kept": True, "example": {"answer": "7"}} for text in SAID]
-    list(score_lines(task, list(map(json.dumps, rows)), Here(), completed=_with_completion))
+    for more in ({"answer": "7", "truncated": False}, {"id": "1", "kept": True, "example": {"answer": "7"}}):
+        rows = [{"prompt": prompt, "response": text, **more} for text in SAID]  # of a file, of expert iteration
+        list(score_lines(task, list(map(json.dumps, rows)), Here(), completed=_with_completion))
 
 
 def in_the_audit(task, prompt):
@@ -217,13 +174,13 @@ def in_the_audit(task, prompt):
 @pytest.mark.parametrize("prompt", [TEXT, CHAT], ids=["text", "chat"])
 @pytest.mark.parametrize(
     "where",
-    [in_a_run, with_a_judge, in_evaluate, in_the_filter, in_the_filter_of_expert_iteration, in_the_audit],
+    [in_plays, with_a_judge, in_evaluate, in_the_filter, in_the_audit],
 )
 def test_a_reward_of_trls_form_is_given_the_same_everywhere(where, prompt, tmp_path, monkeypatch):
     monkeypatch.setattr("minrl.tools.audit.Workers", Here)
     (tmp_path / "recording_task.py").write_text(RECORDS)
     rows = [{"prompt": prompt, "answer": "7", "completion": "a reference"}]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_rows(tmp_path / "rows.jsonl", *rows)
     task = load_task(f"{tmp_path}/recording_task.py:it", None, str(tmp_path / "rows.jsonl"))
     seen = sys.modules["recording_task"].seen
     where(task, prompt)
@@ -247,13 +204,14 @@ def half(completions, **columns):
 ROWS = [{"prompt": f"{n}?", "answer": str(n)} for n in range(40)]
 
 
-def paid(task, *texts):
+def played(task, *texts):
+    """Plays of the first problem, in which the policy says these texts, up to their first jobs."""
     plays = [Play(task, task.dataset.train[0], Random(0), "group") for _ in texts]
     for one, text in zip(plays, texts, strict=True):
         one.advance(None)
         one.advance(text)
     run_jobs(plays, Here())
-    return [one.rewards[SOLO] for one in plays]
+    return plays
 
 
 @pytest.mark.parametrize(
@@ -261,25 +219,19 @@ def paid(task, *texts):
     [
         (pays, {}, "a reward of 1 or more: the task's options", [False, True, True]),
         ([pays, half], {}, "a reward of 2 or more, where each of pays, half is 1: the task's", [False, False, True]),
-        ([(pays, 0.5), half], {}, "a reward of 1.5 or more, where each", [False, False, True]),
         ([pays, half], {"solved_at": 1.5}, "a reward of 1.5 or more", [False, True, True]),
-        ([pays, (half, 9)], {"solved_by": "pays"}, "pays of 1 or more", [False, True, True]),
         ([pays, (half, 9)], {"solved_by": "pays", "solved_at": 2.0}, "pays of 2 or more", [False, False, True]),
     ],
 )
 def test_what_counts_as_solved_is_said_and_no_guess(reward, options, said, solved, monkeypatch):
     monkeypatch.setitem(TASK_DEFINITIONS, "mine", {"dataset": ROWS, "reward": reward})
-    from minrl.tasks import find_definition
-
     task = load_task("mine", {"mine": find_definition("mine").options_class(**options)})
     (note,) = task.notes()
     assert note.startswith(f"solved is {said}")
-    assert [one.solved for one in paid(task, "", "a", "aa")] == solved
+    assert [one.rewards[SOLO].solved for one in played(task, "", "a", "aa")] == solved
 
 
 def test_a_reward_that_decides_and_is_not_there_is_refused(monkeypatch):
-    from minrl.tasks import find_definition
-
     monkeypatch.setitem(TASK_DEFINITIONS, "mine", {"dataset": ROWS, "reward": [pays, half]})
     task = load_task("mine", {"mine": find_definition("mine").options_class(solved_by="pay")})
     with pytest.raises(UserError, match="solved_by: no reward 'pay'; choose of pays, half"):
@@ -291,7 +243,7 @@ def test_the_filter_asks_for_the_least_reward_where_nothing_names_a_maximum(tmp_
         "def it(completions, answer, **columns):\n    return [float(len(text)) for text in completions]\n"
     )
     rows = [{**ROWS[0], "response": text} for text in ("", "a", "ab")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "rows.jsonl", *rows)
     flags = ["filter", "--task", f"{tmp_path}/lengths_task.py:it", "--data", str(tmp_path / "rows.jsonl")]
     flags += ["--output", str(tmp_path / "kept.jsonl"), "--reward-workers", "1"]
     with pytest.raises(UserError, match="names no maximum: say which rows are kept, as with --min-reward 1"):

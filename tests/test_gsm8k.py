@@ -1,6 +1,5 @@
-"""GSM8K: what counts as the number, what each completion is paid, and where the rows come from."""
+"""GSM8K: what counts as the number, and where the rows come from. `answers.py` has what is paid."""
 
-import json
 import re
 from fractions import Fraction
 
@@ -9,6 +8,7 @@ import pytest
 from minrl.dataflow import Example, UserError
 from minrl.tasks import load_task
 from minrl.tasks.gsm8k import GSM8KOptions, number, reward
+from tests.runs import write_rows
 
 GOLD = Example("", "", {"answer": "3 * 18 = <<3*18=54>>54\n#### 54"})
 
@@ -36,37 +36,6 @@ def test_what_is_no_number_or_made_another_one_by_words_is_none():
     assert [text for text in REFUSED if number(text) is not None] == []
 
 
-PAID = [
-    # completion, correct, format, lenient
-    ("18 * 3 = 54\n#### 54", 1, 1, 1),
-    (r"\boxed{54}, that is #### 54", 1, 1, 1),
-    ("#### 54 litres", 1, 0, 1),
-    ("#### Step 1\n18 * 3\n#### 54", 1, 1, 1),  # a heading marks no number
-    ("the answer is 54", 0, 0, 1),
-    ("#### 55", 0, 1, 0),
-    ("####", 0, 0, 0),
-    ("#### number", 0, 0, 0),  # copied from the instructions
-    ("#### 53\n#### 54", 0, 0, 1),  # hedging: two numbers are no answer
-    (r"\boxed{53} #### 54", 0, 0, 1),
-    ("#### 54 or 53", 0, 0, 0),
-    ("#### " + " ".join(map(str, range(100))), 0, 0, 0),
-    ("#### 54.", 1, 1, 1),
-    ("**#### 54**", 1, 1, 1),
-    (r"\boxed{x = 54}", 1, 0, 1),
-    ("#### \uff15\uff14", 1, 1, 1),
-    (r"\boxed{53}, no: \boxed{54}", 1, 1, 1),  # the last box
-    (r"\boxed{2x=54}", 0, 0, 1),
-    ("#### Answer\nIt is not 54", 0, 0, 1),
-]
-
-
-@pytest.mark.parametrize(("completion", "correct", "form", "lenient"), PAID, ids=[row[0][:30] for row in PAID])
-def test_the_marked_number_is_paid_and_the_other_parts_are_shown(completion, correct, form, lenient):
-    paid = reward(completion, GOLD)
-    assert paid.parts == {"correct": correct, "format": form, "lenient": lenient}
-    assert (paid.value, paid.solved) == (correct, bool(correct))
-
-
 def test_the_answer_of_a_row_may_be_a_number_and_nothing_else():
     for answer in (54, 54.0, "54"):
         assert reward("#### 54", Example("", "", {"answer": answer})).solved
@@ -75,25 +44,17 @@ def test_the_answer_of_a_row_may_be_a_number_and_nothing_else():
             reward("#### 54", Example("", "", {"answer": answer}))
 
 
-def test_weights_decide_what_is_paid():
-    options = GSM8KOptions(correct_weight=2.0, format_weight=1.0, lenient_weight=1.0)
-    assert reward("#### 54", GOLD, options).value == 1.0
-    assert reward("#### 54 litres", GOLD, options).value == 0.75
-    assert reward("it is 54", GOLD, options).value == 0.25
+def test_what_is_paid_is_solved_if_it_is_all_that_the_weights_pay():
     lenient = GSM8KOptions(correct_weight=0.0, lenient_weight=1.0)
-    assert reward("it is 54", GOLD, lenient).solved
+    assert reward("it is 54", GOLD, lenient).solved and not reward("#### 55", GOLD, lenient).solved
+    assert reward("#### 54 litres", GOLD).parts == {"correct": 1.0, "format": 0.0, "lenient": 1.0}
 
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": f"It is {2 * n}.\n#### {2 * n:,}"} for n in range(600, 640)]
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def test_the_prompt_asks_for_the_form_that_was_chosen(tmp_path):
-    path = write(tmp_path / "rows.jsonl", ROWS)
+    path = str(write_rows(tmp_path / "rows.jsonl", *ROWS))
     for options, mark in ((GSM8KOptions(), "####"), (GSM8KOptions(prompt="boxed"), r"\boxed{}")):
         task = load_task("gsm8k", {"gsm8k": options}, path)
         system, user = task.dataset.train[0].prompt
@@ -104,12 +65,12 @@ def test_the_prompt_asks_for_the_form_that_was_chosen(tmp_path):
 def test_a_file_is_the_prompt(tmp_path):
     (tmp_path / "my.prompt").write_text("Q: {problem}\nA:")
     options = GSM8KOptions(prompt=str(tmp_path / "my.prompt"))
-    task = load_task("gsm8k", {"gsm8k": options}, write(tmp_path / "rows.jsonl", ROWS))
+    task = load_task("gsm8k", {"gsm8k": options}, str(write_rows(tmp_path / "rows.jsonl", *ROWS)))
     assert {example.prompt for example in task.dataset.train} <= {f"Q: {row['question']}\nA:" for row in ROWS}
     assert all(task.reward(task.solution(example), example).solved for example in task.dataset.train)
 
 
 def test_a_row_without_a_number_is_named(tmp_path):
     with pytest.raises(UserError, match=r"row 1: `answer` must end with `#### number`, got 'two'"):
-        path = write(tmp_path / "rows.jsonl", [{"question": "1 + 1?", "answer": "two"}])
+        path = str(write_rows(tmp_path / "rows.jsonl", {"question": "1 + 1?", "answer": "two"}))
         load_task("gsm8k", None, path).dataset.sizes()

@@ -3,22 +3,18 @@
 import json
 import random
 import re
-import shutil
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 from together import together
 
-from minrl.__main__ import main
-from minrl.config import TrainerConfig
 from minrl.dataflow import Example, Job, Reward, Turn, UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.judge import Judge, instructions, judged, open_judge, scores_of, with_part
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
-from minrl.run.checkpoint import newest
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
 from tests.chat_server import ChatServer, answer
@@ -67,10 +63,7 @@ def judge_reward(judge, completion, example=EXAMPLE, reward=Reward(1.0)):  # noq
     [
         ("Score: 7", 0.7),
         ("Right.\n\n  Score: 10  \n\n", 1.0),
-        ("Score: 9.25", 0.925),
-        ("**Score: 7**", 0.7),
         ("> ## Final Score: 7/10.", 0.7),
-        ("Score: 7\nSCORE: 7.0", 0.7),
         ("1. Right.\n2. (Score: $7$)", 0.7),
         ("<think>\nScore: 6? No.\nScore: 6\n</think>\nScore: 8", 0.8),  # the judge's thoughts are no verdict
         ("Score: 3\nhm\n</think>\n\nScore: 8", 0.8),  # of which the prompt opened the first
@@ -109,13 +102,6 @@ def test_the_reward_is_a_mean_that_is_full_only_where_both_are():
 
 
 CRITERIA = "quality, correctness, idiom"
-FAILING = {
-    "none": "Score: 7",
-    "two": '{"quality": 1, "correctness": 1, "idiom": 1} {"quality": 9, "correctness": 9, "idiom": 9}',
-    "one is missing": '{"quality": 1, "correctness": 1}',
-    "too high": '{"quality": 1, "correctness": 1, "idiom": 11}',
-    "no number": '{"quality": 1, "correctness": 1, "idiom": true}',
-}
 
 
 def test_criteria_are_parts_whose_mean_is_added_with_its_weight(make_judge):
@@ -126,15 +112,17 @@ def test_criteria_are_parts_whose_mean_is_added_with_its_weight(make_judge):
     assert paid.value == pytest.approx(31.5 + 2.0 * 0.8) and paid.maximum == pytest.approx(56.3) and paid.solved
     assert (paid.parts["judge_quality"], paid.parts["judge_correctness"], paid.parts["judge_idiom"]) == (0.8, 0.9, 0.7)
     assert '{"quality": N, "correctness": N, "idiom": N}\n' in server.asked[-1]["messages"][0]["content"]
-    for name, said in FAILING.items():
+    whole = '{"quality": 1, "correctness": 1, "idiom": 1}'
+    for said in (
+        "Score: 7",
+        whole + whole.replace("1", "9"),
+        whole.replace(', "idiom": 1', ""),
+        whole.replace("1}", "11}"),
+        whole.replace("1}", "true}"),
+    ):
         _, judge = make_judge(lambda _, said=said: answer(said), judge_criteria=CRITERIA, judge_cache="")
         parts = judge_reward(judge, "4").parts
-        assert (parts["judge"], parts["judge_failed"], parts["judge_idiom"]) == (0.0, 1.0, 0.0), name
-
-
-def test_a_weight_of_1_or_more_is_no_share():
-    with pytest.raises(UserError, match=r"a share below 1, got 2: set judge_adds"):
-        TrainerConfig(judge_model="m", judge_weight=2.0)
+        assert (parts["judge"], parts["judge_failed"], parts["judge_idiom"]) == (0.0, 1.0, 0.0), said
 
 
 def test_a_completion_cannot_speak_for_the_judge(make_judge):
@@ -292,41 +280,17 @@ def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tm
     assert scored[2]["reward"] == pytest.approx(0.9) and "`completion` must be" in scored[3]["error"]
 
 
-def test_a_prompt_shows_the_completion_and_nothing_is_set_without_a_judge():
-    with pytest.raises(UserError, match=r"judge_prompt must have \{completion\} in it, got 'Rate \{answer\}\.'"):
-        sized(judge_model="m", judge_prompt="Rate {answer}.")
-    with pytest.raises(UserError, match="judge_base_url is read only with --judge-model"):
-        sized(judge_base_url="http://x")
-
-
-TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 20
-    --base-hidden-size 64 --base-heads 2  --prompts-per-step 4 --group-size 4 --max-tokens 24
-    --steps 2 --save-every 1 --eval-every 0 --eval-examples 4 --eval-samples 1 --no-preflight --quiet --threads 1
-    --device cpu --judge-model m --judge-weight 0.5"""
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(serve, tmp_path):
-    """The judge below says something else each time it is asked, so only what was written down can be the same."""
-    chance = random.Random(0)
-    server, _ = serve(lambda shown: answer(f"Score: {chance.randint(0, 10)}"))
-    places = ["--checkpoints-dir", str(tmp_path / "checkpoints"), "--judge-cache", str(tmp_path / "cache.sqlite")]
-    flags = [*TRAINING.split(), *places, "--judge-base-url", server.url]
-
-    assert main(["train", *flags, "--runs-dir", str(tmp_path / "runs")]) == 0
-    (run,) = (tmp_path / "runs").iterdir()
-    whole = json.loads((run / "summary.json").read_text())
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        step = json.loads(line)
-        if step["step"]:
-            mean = (step["reward/part/task"] + step["reward/part/judge"]) / 2
-            assert step["reward/mean"] == pytest.approx(mean) and step["reward/unscorable_frac"] == 0
-    asked = len(server.asked)
-    assert asked > 16
-
-    shutil.rmtree(newest(tmp_path / "checkpoints" / run.name))  # as if it had been killed in step 2
-    (run / "summary.json").unlink()
-    assert main(["train", "--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
-    again = json.loads((run / "summary.json").read_text())
-    assert again["weights_sha256"] == whole["weights_sha256"] and again["eval_after"] == whole["eval_after"]
-    assert len(server.asked) == asked + 1  # the question at the start
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"judge_model": "m", "judge_prompt": "Rate {answer}."},
+            r"must have \{completion\} in it, got 'Rate \{answer\}\.'",
+        ),
+        ({"judge_base_url": "http://x"}, "judge_base_url is read only with --judge-model"),
+        ({"judge_model": "m", "judge_weight": 2.0}, r"a share below 1, got 2: set judge_adds"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings, said):
+    with pytest.raises(UserError, match=said):
+        sized(**settings)

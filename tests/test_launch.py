@@ -10,7 +10,6 @@ from minrl.dataflow import UserError
 from minrl.models import distributed
 from minrl.models.distributed import (
     Processes,
-    first_host,
     has_hidden_card,
     precision,
     require_launcher,
@@ -81,58 +80,38 @@ def test_a_second_run_in_a_process_has_its_own_precision_and_device(monkeypatch)
     assert Processes(sized(device="cuda", threads=1)).device == torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("a-[3,5],b", "a-3"), ("b,a-[3,5]", "b"), ("r[10-12]s[1-2]x", "r10s1x")],
-)
-def test_the_first_node_of_a_list(nodes, first):
-    assert first_host(nodes) == first
-
-
-def told(*ranks):
+def of_process(*ranks):
     """What processes say of themselves, with what is given of each."""
     return [{"host": "a", "cores": [0, 1], **own} for rank, own in enumerate(ranks)]
 
 
 def test_processes_of_one_run_have_the_same_settings_and_code():
-    require_one_run(told({"--threads": 1, "torch": "2.13.0"}, {"--threads": 1, "torch": "2.13.0", "host": "b"}))
+    require_one_run(of_process({"--threads": 1, "torch": "2.13.0"}, {"--threads": 1, "torch": "2.13.0", "host": "b"}))
     with pytest.raises(UserError, match=r"process 1 of 2 \(on b\) has --threads 2, and process 0 \(on a\) has 1"):
-        require_one_run(told({"--threads": 1}, {"--threads": 2, "host": "b"}))
+        require_one_run(of_process({"--threads": 1}, {"--threads": 2, "host": "b"}))
 
 
 def test_cores_are_shared_by_those_that_are_bound_to_them():
-    shared = told({"cores": [0, 1, 2, 3]}, {"cores": [0, 1, 2, 3]}, {"cores": [0, 1, 2, 3], "host": "b"})
+    shared = of_process({"cores": [0, 1, 2, 3]}, {"cores": [0, 1, 2, 3]}, {"cores": [0, 1, 2, 3], "host": "b"})
     assert [share_of_cores(shared, rank) for rank in range(3)] == [2, 2, 4]
-    bound = told({"cores": [0, 1]}, {"cores": [2, 3]})
+    bound = of_process({"cores": [0, 1]}, {"cores": [2, 3]})
     assert [share_of_cores(bound, rank) for rank in range(2)] == [2, 2]
-    assert share_of_cores(told({"cores": [0]}, {"cores": [0]}), 1) == 1
+    assert share_of_cores(of_process({"cores": [0]}, {"cores": [0]}), 1) == 1
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "max 100000"}, 8),
-        ({"cpu.max": "200000 100000"}, 2),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-    ],
-)
-def test_a_containers_quota_limits_the_cores(tmp_path, monkeypatch, files, cores):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n")
-    assert cpu_cores([tmp_path]) == cores
-    assert cpu_cores([tmp_path / "no group", tmp_path]) == cores
-
-
-def test_the_limits_of_every_group_around_a_process_hold_for_it(tmp_path):
+def test_the_limits_of_every_group_around_a_process_hold_for_it(tmp_path, monkeypatch):
     own = tmp_path / "cgroup"
     own.write_text("4:memory:/other\n0::/slurm/job_7\n")
     assert control_groups("/sys/fs/cgroup", str(own)) == [
         Path("/sys/fs/cgroup/slurm/job_7"), Path("/sys/fs/cgroup/slurm"), Path("/sys/fs/cgroup")
     ]  # fmt: skip
     assert control_groups("/sys/fs/cgroup", str(tmp_path / "nothing")) == [Path("/sys/fs/cgroup")]
+    for group, quota in (("job", "50000 100000"), ("all", "200000 100000"), ("root", "max 100000")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for groups, cores in ((["all", "root"], 2), (["job", "all", "root"], 1), (["root", "none"], 8)):
+        assert cpu_cores([tmp_path / group for group in groups]) == cores
 
 
 def test_a_card_that_torch_cannot_use_is_no_reason_to_train_on_the_processor_unasked(tmp_path, monkeypatch):

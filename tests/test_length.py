@@ -1,20 +1,15 @@
 """The part of a reward that depends on length: a penalty on long solutions, or a target."""
 
-import gzip
-import json
 import math
-import shutil
 
 import pytest
 
-from minrl import trainer
-from minrl.__main__ import main
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.dataflow import Reward, TrainState, UserError
 from minrl.rewards.length import with_length
 from minrl.sampling import missing
-from tests.killing import killed_at
 from tests.parsed import sized
+from tests.runs import Run
 from tests.say_sevens import SAY_SEVENS
 
 SIGMOID_1 = math.e / (1 + math.e)
@@ -96,35 +91,18 @@ def test_wrong_values_are_refused_in_one_line(settings, message, sampled):
         with_length(sampled((2, Reward(1.0, {"length": 12.0}))), config_of(length_penalty=0.5))
 
 
-FLAGS = """--prompts-per-step 4 --group-size 8 --steps 3 --save-every 1 --eval-every 0 --eval-examples 4
-    --eval-samples 1 --rollouts-every 1 --threads 1 --device cpu --quiet"""
+FLAGS = """--prompts-per-step 4 --group-size 8 --steps 2 --eval-every 0 --eval-examples 4 --eval-samples 1
+    --rollouts-every 1 --threads 1 --device cpu --quiet --length-target 3 --no-preflight"""
 
 
-def run_in(folder, *flags):
-    """Train, or resume; the run's folder."""
-    assert main(["train", *flags, "--runs-dir", f"{folder}/runs"]) == 0
-    (summary,) = (folder / "runs").glob("*/summary.json")
-    return summary.parent
-
-
-def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    flags = [*SAY_SEVENS, *FLAGS.split(), "--length-target", "3"]
-    run = run_in(whole, *flags, "--checkpoints-dir", f"{whole}/checkpoints")
-    for base in (whole / "checkpoints").glob("base-*"):
-        shutil.copytree(base, killed / "checkpoints" / base.name)
-    with killed_at(trainer, "update_policy", 2):
-        main(["train", *flags, "--checkpoints-dir", f"{killed}/checkpoints", "--runs-dir", f"{killed}/runs"])
-    ends = [json.loads((one / "summary.json").read_text()) for one in (run, run_in(killed, "--resume", "latest"))]
-    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    with gzip.open(run / "rollouts/step_000003.jsonl.gz", "rt") as file:
-        rollouts = [json.loads(line) for line in file]
+def test_a_run_shows_the_part_and_its_held_out_score_is_the_tasks_own(tmp_path, sevens_base):
+    run = Run(tmp_path, [*SAY_SEVENS, *FLAGS.split()]).given_base_of(sevens_base)
+    assert run.here() == 0
+    *_, rollouts = run.rollouts.values()
     trained = [one for one in rollouts if one["purpose"] == "train"]
     parts = [one["parts"]["length"] for one in trained]
     assert len(set(parts)) > 1
-    assert sum(parts) / len(parts) == pytest.approx(lines[-1]["reward/part/length"])
-    # A held-out score is the task's own.
+    assert sum(parts) / len(parts) == pytest.approx(run.metrics[-1]["reward/part/length"])
     assert not any("length" in one["parts"] for one in rollouts if one["purpose"] != "train")
-    assert not any("length" in tag for line in lines for tag in line if tag.startswith("eval/"))
+    assert not any("length" in tag for line in run.metrics for tag in line if tag.startswith("eval/"))
     assert parts == [{1: -1 / 3, 2: -1 / 6, 3: 0.0, 4: -1 / 8}[sum(one["loss_mask"])] for one in trained]

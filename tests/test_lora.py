@@ -9,7 +9,7 @@ import pytest
 import torch
 from gradients import fixed_rollouts, settings, tiny_policy
 from safetensors.torch import load_file
-from test_train_loop import loop, metrics, resume
+from test_train_loop import loop, metrics
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from minrl.algorithms import choose_algorithm, compute_advantages
@@ -18,14 +18,14 @@ from minrl.dataflow import SOLO, Request, TrainState, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.check import verify
-from minrl.models.lora import Adapters, MergedWeights, adapted_layers, merged_weight
+from minrl.models.lora import MergedWeights, adapted_layers, merged_weight
 from minrl.models.scoring import Method, score, set_method
-from minrl.models.sharding import master_weights
+from minrl.models.sharding import named_weights
 from minrl.optimizer import make_optimizer
-from minrl.run.checkpoint import is_whole, restore_optimizer, save_checkpoint, save_policy, weights_sha256
+from minrl.run.checkpoint import save_policy
 from minrl.run.setup import load_policy
 from minrl.update import update_policy
-from tests.conftest import CPU
+from tests.conftest import CPU, adapt
 from tests.decoding import decoded_logprobs
 from tests.parsed import sized
 
@@ -43,16 +43,6 @@ def untied(policy):
     return policy
 
 
-def adapt(policy, targets="all-linear", move=True, seed=0, **changes):
-    """The policy with adapters; moved ones have random B in place of 0."""
-    config = sized(lora_rank=4, lora_target_modules=targets, **changes)
-    policy.adapters = Adapters(policy.model, config, "base", seed)
-    generator = torch.Generator().manual_seed(1)
-    for weight in trained_weights(policy).values() if move else ():
-        weight.data += 0.2 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-    return policy
-
-
 def trained_weights(policy):
     return {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
 
@@ -65,7 +55,7 @@ def logprobs_of(model):
 @pytest.mark.parametrize("targets", TARGETS)
 def test_before_the_first_update_the_policy_is_its_base_model_to_the_bit(policy, targets):
     base = logprobs_of(policy.model)
-    adapt(policy, targets, move=False)
+    adapt(policy, size=0, lora_target_modules=targets)
     assert torch.equal(logprobs_of(policy.model), base)
     trained = trained_weights(policy)
     assert trained and all(".lora_" in name for name in trained)
@@ -82,7 +72,7 @@ def test_before_the_first_update_the_policy_is_its_base_model_to_the_bit(policy,
 def test_the_engine_samples_from_base_and_adapters_together(policy, targets, decoding, precision):
     for weight in policy.model.parameters():
         weight.data = weight.data.to(precision).float()
-    policy = adapt(untied(policy) if "lm_head" in targets else policy, targets)
+    policy = adapt(untied(policy) if "lm_head" in targets else policy, lora_target_modules=targets)
     assert policy.model.model.layers[1].self_attn.q_proj.weight.dtype == precision
     verify(policy.model)
     set_method(policy.model, Method(True, decoding))
@@ -101,19 +91,12 @@ def test_the_engine_samples_from_base_and_adapters_together(policy, targets, dec
         assert float((logprobs_of(base)[0] - own).abs().max()) > 0.01  # the adapters do matter
 
 
-def test_a_weight_is_merged_without_autocast(policy):
-    adapt(policy)
-    exact = merged_weight(policy.model.model.layers[0].mlp.up_proj)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(merged_weight(policy.model.model.layers[0].mlp.up_proj), exact)
-
-
 @pytest.mark.parametrize("targets", ["all-linear", "lm_head, embed_tokens, k_proj"])
 def test_the_gradient_is_that_of_peft_over_whole_logits(processes, targets):
     """Packed, chunked, frozen where frozen: against transformers' and peft's own forward of each rollout, in fp64."""
     policy = untied(tiny_policy(processes))
     plain = copy.deepcopy(policy.model)
-    adapt(policy, targets)
+    adapt(policy, lora_target_modules=targets)
     policy.model.double()
     names = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
     plain = peft.get_peft_model(plain, peft.LoraConfig(r=4, lora_alpha=32, target_modules=names)).double().eval()
@@ -161,23 +144,19 @@ def test_the_reference_is_the_model_without_adapters(processes):
     other = step(again, make_optimizer(again, sized()), **config)
     assert own["policy/ref_kl"] == other["policy/ref_kl"] > 0
     assert own["policy/grad_norm"] == other["policy/grad_norm"]
-
-
-def test_the_reference_is_scored_without_the_adapter_of_the_head(processes):
-    policy, plain = untied(tiny_policy(processes)), untied(tiny_policy(processes))
+    # Nor has it the adapter of a head that is scored in chunks.
+    policy, plain = adapt(untied(tiny_policy(processes)), lora_target_modules="lm_head"), untied(tiny_policy(processes))
     rollouts = fixed_rollouts()
     stream = pack(rollouts, range(len(rollouts)))
-    expected = score(plain.model, stream, 1.0)[0]
-    adapt(policy, "lm_head")
     with policy.as_reference() as reference:
-        assert torch.equal(score(reference, stream, 1.0)[0], expected)
+        assert torch.equal(score(reference, stream, 1.0)[0], score(plain.model, stream, 1.0)[0])
 
 
 def test_merged_weights_have_the_names_and_the_places_of_a_plain_model(policy):
     plain = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
-    names, layers = list(master_weights(policy.model)), 7 * 2
+    names, layers = sorted(named_weights(policy.model)), 7 * 2
     adapt(policy)
-    merged = MergedWeights(policy.model, master_weights(policy.model))
+    merged = MergedWeights(policy.model, named_weights(policy.model))
     assert sorted(merged) == names and len(merged) == len(names)
     assert len(merged.adapted) == layers
     layer = policy.model.model.layers[1].mlp.down_proj
@@ -186,6 +165,9 @@ def test_merged_weights_have_the_names_and_the_places_of_a_plain_model(policy):
     )
     torch.testing.assert_close(merged["model.layers.1.mlp.down_proj.weight"], by_hand)
     assert torch.equal(merged["model.norm.weight"], plain["model.norm.weight"])
+    exact = merged_weight(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(merged_weight(layer), exact)
 
 
 @pytest.fixture
@@ -195,50 +177,9 @@ def base(policy, tmp_path):
     return tmp_path / "base"
 
 
-def adapted_from(base, processes, kind="merged", move=True):
-    policy = load_policy(str(base), CPU, processes)
-    config = sized(lora_rank=4, lora_checkpoint=kind)
-    policy.adapters = Adapters(policy.model, config, str(base), seed=0)
-    for weight in trained_weights(policy).values() if move else ():
-        weight.data += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
-    return policy
-
-
-@pytest.mark.parametrize("kind", ["merged", "adapter"])
-def test_a_checkpoint_goes_on_bit_for_bit(base, tmp_path, processes, kind):
-    policy = adapted_from(base, processes, kind, move=False)
-    optimizer = make_optimizer(policy, sized(learning_rate=1e-2))
-    train_a_step(policy, optimizer)
-    path = save_checkpoint(tmp_path / "c", tmp_path, policy, optimizer, TrainState(step=1), sized())
-    assert is_whole(path)
-    other = adapted_from(base, processes, kind, move=False)
-    other.adapters.load(path)
-    assert weights_sha256(other) == weights_sha256(policy)
-    fresh = make_optimizer(other, sized(learning_rate=1e-2))
-    restore_optimizer(path, other, fresh)
-    for _ in range(3):
-        train_a_step(policy, optimizer)
-        train_a_step(other, fresh)
-    assert weights_sha256(other) == weights_sha256(policy) != weights_sha256(adapted_from(base, processes))
-    for continued, folder in ((policy, tmp_path / "one"), (other, tmp_path / "two")):
-        save_policy(continued, folder)
-    for file in (file for file in (tmp_path / "one").rglob("*") if file.suffix == ".safetensors"):
-        one, two = load_file(file), load_file(tmp_path / "two" / file.relative_to(tmp_path / "one"))
-        assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.suffix == ".safetensors")
-    whole = (base / "model.safetensors").stat().st_size
-    assert size > whole if kind == "merged" else size < whole
-
-
-def train_a_step(policy, optimizer):
-    policy.model(torch.tensor([IDS])).logits.square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_checkpoint_keeps_the_template_and_the_end_tokens(base, tmp_path, processes, kind):
-    policy = adapted_from(base, processes, kind)
+    policy = adapt(load_policy(str(base), CPU, processes), str(base), lora_checkpoint=kind)
     template = policy.tokenizer.chat_template + "{# of a file #}"  # not that of the base model
     policy.tokenizer.chat_template = template
     policy.model.generation_config.eos_token_id = 5  # any other than its own
@@ -269,7 +210,7 @@ def test_a_checkpoint_keeps_the_template_and_the_end_tokens(base, tmp_path, proc
 )
 def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, targets, message):
     with pytest.raises(UserError, match=message) as refused:
-        adapt(policy, targets)
+        adapt(policy, lora_target_modules=targets)
     assert "\n" not in str(refused.value)
 
 
@@ -294,11 +235,10 @@ def test_a_run_that_starts_from_adapters_is_what_its_checkpoint_holds_and_no_ada
         load_policy(str(saved / "adapter"), CPU, processes)
     with pytest.raises((OSError, ValueError)):
         peft.AutoPeftModelForCausalLM.from_pretrained(saved / "adapter")
-    assert resume(tmp_path / "runs" / "second", "--steps", "2") == 0
 
 
 def test_adapters_whose_base_is_not_there_or_holds_adapters_are_refused_with_the_place(base, tmp_path, processes):
-    save_policy(adapted_from(base, processes, "adapter"), tmp_path / "saved")
+    save_policy(adapt(load_policy(str(base), CPU, processes), str(base), lora_checkpoint="adapter"), tmp_path / "saved")
     base.rename(tmp_path / "moved")
     with pytest.raises(
         UserError, match=r"saved holds adapters of .*base \(`base_model_name_or_path` in their adapter_c"

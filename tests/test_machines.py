@@ -1,19 +1,21 @@
 """Processes of one run, on one machine or two, meet, stop together, and do not wait for one that is gone."""
 
-import json
 import os
+import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from crew import free_port
 
 from minrl.run.checkpoint import save_policy
 from minrl.run.folder import RunFolder
+from tests.forked import Forked
+from tests.runs import until
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,52 +55,84 @@ def flags(policy, tmp_path):
     return f"--task {tmp_path}/slow.py:slow {places} {sizes}".split()
 
 
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
+def environment(**more):
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT}/tests", **more}
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+COUNT = 3
+
+
+def trainers(folder, name, flags):
+    """The processes of a run of train.py, by rank, and what they say."""
+    port, outputs = str(free_port()), [folder / f"{name}-{rank}.txt" for rank in range(COUNT)]
+    places = {"WORLD_SIZE": str(COUNT), "LOCAL_WORLD_SIZE": str(COUNT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        Forked(
+            [sys.executable, "-m", "minrl", "train", *flags],
+            env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **places),
+            stderr=output.open("w"),
+        )
+        for rank, output in enumerate(outputs)
+    ], outputs
+
+
+def ended(processes):
+    """Their exit statuses. One that waits for ever is killed."""
+    deadline, statuses = time.monotonic() + 180, []
+    for process in processes:
+        try:
+            statuses.append(process.wait(timeout=max(0.1, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            statuses.append(process.wait())
+    return statuses
+
+
+def alive(pid):
+    """Whether a process runs, and is no zombie."""
+    try:
+        return not re.search(r"^State:\s+Z", Path(f"/proc/{pid}/status").read_text(), re.M)
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.slow
 def test_where_one_process_is_killed_the_others_end_and_the_run_goes_on_exactly(flags, tmp_path):
-    flags += ["--steps", "8"]
-    command = [sys.executable, str(ROOT / "tests/killed_trainers.py"), str(tmp_path), *flags]
-    ran = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout.splitlines()[-1])
-    assert set(told["whole"].values()) == set(told["last"].values()) == {0}, told
-    for end in told["kills"]:
-        victim = end["victim"]
-        assert end["statuses"][victim] == -signal.SIGKILL, end
-        assert [status for rank, status in enumerate(end["statuses"]) if rank != victim] == [1, 1], end
-        for said in end["said"]:
+    chance, killed = random.Random(), RunFolder(tmp_path / "runs" / "killed")
+    flags += ["--steps", "8", "--resume", "auto", "--run-name"]
+    assert ended(trainers(tmp_path, "whole", [*flags, "whole"])[0]) == [0] * COUNT
+    for hangs in (False, True):  # the second time in a step that must not end: a worker computes a reward without end
+        before = len(killed.metrics)
+        if hangs:
+            (tmp_path / "endless").touch()
+        processes, outputs = trainers(tmp_path, f"killed{hangs}", [*flags, "killed"])
+        victim = processes[chance.randrange(COUNT)]
+        until(lambda: (tmp_path / "met").exists() if hangs else len(killed.metrics) > before, victim)  # noqa: B023
+        time.sleep(chance.uniform(0.0, 1.0))
+        victim.kill()
+        others = [rank for rank in range(COUNT) if processes[rank] is not victim]
+        assert ended([processes[rank] for rank in others]) == [1, 1]
+        assert victim.wait() == -signal.SIGKILL
+        for said in (outputs[rank].read_text() for rank in others):
             (line,) = re.findall(r"^error: .*$", said, re.M)
             assert line.startswith("error: the processes of the run lost each other: "), said
-            assert "Traceback" not in said
-        assert end["workers left"] == [], end
-    whole, killed = (
-        json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("whole", "killed")
-    )
-    assert whole["weights_sha256"] == killed["weights_sha256"]
+            assert "Traceback" not in said, said
+        until(lambda: not any(alive(int(path.name)) for path in (tmp_path / "workers").iterdir()), seconds=10)
+        (tmp_path / "endless").unlink(missing_ok=True)
+    assert ended(trainers(tmp_path, "last", [*flags, "killed"])[0]) == [0] * COUNT
+    ends = [RunFolder(tmp_path / "runs" / name).summary["weights_sha256"] for name in ("whole", "killed")]
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.slow
 def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(flags, tmp_path):
-    port, outputs = free_port(), [tmp_path / "first.txt", tmp_path / "second.txt"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
-    launch += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=one", "--shutdown-timeout=120"]
+    launch += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=one", "--shutdown-timeout=120"]
     command = [*launch, str(ROOT / "train.py"), *flags, "--steps", "100000", "--run-name", "two"]
-    agents = [
-        subprocess.Popen(command, env=environment(), cwd=ROOT, stderr=path.open("w"), stdout=subprocess.DEVNULL)
-        for path in outputs
-    ]
+    outputs, run = [tmp_path / "first.txt", tmp_path / "second.txt"], RunFolder(tmp_path / "runs" / "two")
+    agents = [subprocess.Popen(command, env=environment(), cwd=ROOT, stderr=path.open("w")) for path in outputs]
     try:
-        run, deadline = tmp_path / "runs" / "two", time.monotonic() + 240
-        while len(RunFolder(run).metrics) < 2 and time.monotonic() < deadline and agents[0].poll() is None:
-            time.sleep(0.05)
+        until(lambda: len(run.metrics) >= 2, agents[0])
         agents[1].send_signal(signal.SIGTERM)
         assert [agent.wait(timeout=120) != 0 for agent in agents] == [True, True]
     finally:
@@ -106,7 +140,6 @@ def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(fl
             agent.kill()
     said = "".join(path.read_text() for path in outputs)
     assert "2 processes, 1 of them on this machine" in said, said
-    (saved,) = re.findall(
-        r"saved (\S+); resume with: python -m minrl train --resume \S+two", (run / "log.txt").read_text()
-    )
-    assert Path(saved).is_dir() and abs(int(saved.rpartition("_")[2]) - RunFolder(run).metrics[-1]["step"]) <= 1
+    resumed_by = r"saved (\S+); resume with: python -m minrl train --resume \S+two"
+    (saved,) = re.findall(resumed_by, (run.path / "log.txt").read_text())
+    assert Path(saved).is_dir() and abs(int(saved.rpartition("_")[2]) - run.metrics[-1]["step"]) <= 1

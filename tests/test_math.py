@@ -1,7 +1,8 @@
-"""MATH: which completions are paid, that no answer costs more than its time limit, and where the rows come from."""
+"""MATH: which form is paid, that no answer costs more than its time limit, and where the rows come from."""
 
 import hashlib
 import json
+import logging
 import resource
 import sys
 import time
@@ -10,9 +11,10 @@ import pytest
 
 from minrl.dataflow import Example, Job, Reward, UserError
 from minrl.rewards.workers import Failure, Workers
-from minrl.tasks import load_task, option_classes
+from minrl.tasks import load_task, math_answers, option_classes
 from minrl.tasks.grader import KILL_AFTER_S, MEMORY_MIB, bounded
 from minrl.tasks.math import TEXTS, MathOptions, boxed_answer, gold_answers, reward, tagged_answer
+from minrl.tasks.math_answers import answers_agree
 from tests.apart import apart
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
@@ -56,10 +58,8 @@ def test_the_answer_in_the_form_of_the_prompt_is_paid(options, completion, value
 
 
 def test_the_weights_are_the_options():
-    paid = reward(r"\boxed{7}", BARE, MathOptions(answer_weight=3.0, format_weight=1.0))
-    assert (paid.value, paid.parts["answer"], paid.parts["format"]) == (0.25, 0.0, 1.0)
-    weighed = MathOptions(prompt="r1_zero", answer_weight=3.0, format_weight=1.0)
-    assert reward("</think> <answer> 7 </answer>", BARE, weighed).value == 0.25
+    for prompt, text in (("boxed", r"\boxed{7}"), ("r1_zero", "</think> <answer> 7 </answer>")):
+        assert reward(text, BARE, MathOptions(prompt=prompt, answer_weight=3.0, format_weight=1.0)).value == 0.25
 
 
 R1_ZERO_SHA256 = "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
@@ -100,18 +100,14 @@ def test_a_prompt_that_is_none_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"needs \{problem\} where the problem stands"):
         load_task("math", {"math": MathOptions(prompt=str(tmp_path / "no.prompt"))})
     for name, known in (("math", "boxed"), ("gsm8k", "boxed"), ("code", "block")):
-        with pytest.raises(
-            UserError, match=rf"{name}.prompt must be .*{known}.* or a file, got .*: did you mean {known}"
-        ):
+        with pytest.raises(UserError, match=rf"{name}.prompt must be .*{known}.* or a file, .*: did you mean {known}"):
             load_task(name, {name: option_classes([name])[name](prompt=f"{known}s")})
 
 
 SLOW = {
-    "tower of powers": "9**9**9",
     "sum without end": r"\sum_{n=1}^{10^{12}} \frac{1}{n^3 + \sin n}",
     "nested fractions": r"\frac{1}{" * 90 + "1" + "}" * 90,
     "nested braces, 200 kB": "{" * 100_000 + "3" + "}" * 100_000,
-    "100 kB of a sum": "1+" * 50_000 + "1",
 }
 
 
@@ -201,11 +197,8 @@ def test_rows_with_an_answer_and_rows_with_a_solution_make_the_same_examples(tmp
     ("row", "said"),
     [
         ({"problem": "1?"}, r"row 1: needs `answer`, or a `solution` with its answer in \\boxed"),
-        ({"problem": "1?", "solution": "it is 3"}, r"needs `answer`, or a `solution` with its answer in \\boxed"),
-        ({"answer": "1"}, r"row 1: lacks problem \(it has answer\)"),
         ({"problem": "1?", "answer": ["1", " "]}, "`answer` is an empty list or has an empty answer"),
         ({"problem": "1?", "answer": {"a": 1}}, "`answer` must be a text or a number"),
-        ({"problem": ["odd"], "answer": "1"}, "`problem` must be a text, got list"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(tmp_path, row, said):
@@ -245,3 +238,16 @@ def test_any_answer_of_a_list_is_right(tmp_path, answer, solved):
     row = {"problem": "How long is it?", "answer": [r"1.5\text{ m}", r"150\text{ cm}"]}
     example = tasks_of(tmp_path / "rows.jsonl", row, held_out_share=1.0).dataset.held_out[0]
     assert reward(rf"\boxed{{{answer}}}", example, PATIENT).solved == solved
+
+
+def test_sympy_is_not_asked_whether_an_infinity_is_a_number(monkeypatch):
+    # In some orders of its hashes sympy's 12/7 - oo/7 is 0.
+    monkeypatch.setattr(math_answers, "_verified", lambda meant, given: True)
+    assert not answers_agree(r"\frac{12}{7}", r"\frac{-inf}{7}") and not answers_agree("12", r"\frac{\infty}{7}")
+    assert answers_agree(r"-\infty", r"\frac{-\infty}{7}") and answers_agree("x < 3", r"(-\infty, 3)")
+
+
+def test_the_library_says_nothing_about_what_a_model_wrote(caplog):
+    with caplog.at_level(logging.DEBUG):
+        assert not any(reward(rf"\boxed{{{one}}}", BARE, PATIENT).solved for one in (r"\frac{1}{", "1/0"))
+    assert not caplog.records

@@ -1,17 +1,14 @@
 """The recipes of math_posttrain run: a tiny model, and a few rows in the form of the project's files."""
 
-import json
-
 import pytest
 from test_documents import ROOT
 
 from minrl.__main__ import main
-from minrl.models.loading import small_qwen3
-from minrl.policy import as_policy
-from minrl.run.checkpoint import save_policy
 from minrl.tasks.math import TEXTS
-from tests.conftest import CPU
+from minrl.utils.files import read_jsonl
+from tests.conftest import save_small_model
 from tests.multimodal import byte_tokenizer
+from tests.runs import Run, write_rows
 
 QUICK = str.split("""--model-id model --max-tokens 8 --eval-every 0 --no-eval-first --eval-examples 2 --threads 1
     --device cpu --quiet --run-name run --data-path MATH --math.test-split validation""")
@@ -22,27 +19,20 @@ def problem(number):
 
 
 @pytest.fixture
-def at_hand(tmp_path, monkeypatch, processes):
+def at_hand(tmp_path, monkeypatch):
     """The working folder, with a model whose tokens are bytes and MATH's files as the project has them."""
     monkeypatch.chdir(tmp_path)
-    tokenizer = byte_tokenizer()
-    save_policy(as_policy(small_qwen3(tokenizer, 32, 1, 2, 0), tokenizer, CPU, processes), tmp_path / "model")
+    save_small_model(tmp_path / "model", byte_tokenizer(), layers=1)
     (tmp_path / "MATH").mkdir()
     for name, numbers in (("train", range(12)), ("validation", range(12, 16))):
-        rows = (
-            {"problem": problem(n), "answer": str(n + 1), "subject": "Algebra", "level": 1, "unique_id": f"{n}"}
-            for n in numbers
-        )
-        (tmp_path / f"MATH/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        told = {"subject": "Algebra", "level": 1}
+        rows = ({"problem": problem(n), "answer": str(n + 1), "unique_id": f"{n}", **told} for n in numbers)
+        write_rows(tmp_path / f"MATH/{name}.jsonl", *rows)
     return tmp_path
 
 
 def config(name):
     return ["--config", str(ROOT / "configs" / f"{name}.yaml")]
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_rows_are_filtered_and_fine_tuned_on(at_hand):
@@ -52,21 +42,21 @@ def test_rows_are_filtered_and_fine_tuned_on(at_hand):
         {"prompt": TEXTS["r1_zero"].replace("{problem}", problem(n % 12)), "response": text, "ground_truth": f"{n + 1}"}
         for n, text in enumerate(written)
     ]
-    (at_hand / "MATH/sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(at_hand / "MATH/sft.jsonl", *rows)
     files = ["--data", "MATH/sft.jsonl", "--output", "MATH/sft_correct.jsonl"]
     assert main(["filter", "--task", "math", "--math.prompt", "r1_zero", *files]) == 0
-    assert [row["response"] for row in lines(at_hand / "MATH/sft_correct.jsonl")] == right
+    assert [row["response"] for row in read_jsonl(at_hand / "MATH/sft_correct.jsonl")] == right
     data = ["--data", "MATH/sft_correct.jsonl", "--steps", "1", "--held-out-share", "0"]
     assert main(["sft", *config("math_sft"), *QUICK, *data]) == 0
-    (step,) = (line for line in lines(at_hand / "runs/run/metrics.jsonl") if "sft/tokens" in line)
+    (step,) = (line for line in Run(at_hand).metrics if "sft/tokens" in line)
     assert step["sft/tokens"] == sum(len(text) + 1 for text in right)  # bytes and the end token: no row is held out
-    assert json.loads((at_hand / "runs/run/summary.json").read_text())["train_rows"] == 12
+    assert Run(at_hand).summary["train_rows"] == 12
 
 
 def test_expert_iteration_samples_behind_the_published_prompt(at_hand):
     sizes = str.split("--rounds 1 --examples-per-round 2 --samples-per-example 2 --rollouts-every 1")
     assert main(["expert-iteration", *config("math_expert_iteration"), *QUICK, *sizes]) == 0
-    samples = lines(at_hand / "runs/run/samples/round_001.jsonl")
+    samples = read_jsonl(at_hand / "runs/run/samples/round_001.jsonl")
     assert len(samples) == 4 and {row["reward"] for row in samples} == {0.0}
     texts = {TEXTS["r1_zero"].replace("{problem}", problem(n)) for n in range(12)}
     assert {row["prompt"] for row in samples} <= texts
@@ -76,7 +66,7 @@ def test_grpo_passes_four_times_over_two_minibatches(at_hand):
     sizes = str.split("--steps 1 --prompts-per-step 2 --group-size 2 --no-preflight --entropy-coef 0.01")
     # No completion is right, and rewards that are all equal teach nothing: the entropy makes the steps.
     assert main(["train", *config("math_grpo"), *QUICK, *sizes]) == 0
-    (step,) = (line for line in lines(at_hand / "runs/run/metrics.jsonl") if "policy/optimizer_steps" in line)
+    (step,) = (line for line in Run(at_hand).metrics if "policy/optimizer_steps" in line)
     assert (step["reward/mean"], step["reward/part/format"]) == (0.0, 0.0)
     assert step["policy/optimizer_steps"] == 8
 
@@ -85,5 +75,5 @@ def test_the_baseline_is_one_sample_of_each_held_out_problem(at_hand):
     flags = str.split("""--models model --max-tokens 8 --threads 1 --device cpu --quiet --output baseline
         --data-path MATH --math.test-split validation""")
     assert main(["evaluate", *config("baseline_math"), *flags]) == 0
-    rows = lines(at_hand / "baseline/completions.jsonl")
+    rows = read_jsonl(at_hand / "baseline/completions.jsonl")
     assert len(rows) == 4  # with greedy completions there would be eight

@@ -1,16 +1,12 @@
 """Several tasks in one run: each has its share of the groups, and what it is compared with is its own."""
 
-import gzip
 import json
-import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
-from together import together
-from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 
 from minrl.__main__ import main
 from minrl.algorithms import ALGORITHMS, compute_advantages
@@ -18,20 +14,21 @@ from minrl.dataflow import LostEpisode, Reward, TrainState
 from minrl.evaluate.statistics import weighted_score
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import load_state
-from minrl.run.folder import RunFolder
 from minrl.sampling import draw_examples, missing, next_examples, tracked_plan
 from minrl.tasks.mixture import cycle, mixture
 from minrl.tracking.metrics import step_metrics
 from minrl.utils.task_names import weights_of
 from tests import say_sevens
 from tests.parsed import sized
+from tests.runs import Run
 from tests.say_duel import DUEL
+from tests.test_sampling import TASK
 
 WEIGHTS = {"sevens": Fraction(2), "odd": Fraction(1)}
 
 
 def both(sevens):
-    """Two thirds of `sevens` and a third of two_samplers' task."""
+    """Two thirds of `sevens` and a third of test_sampling's task."""
     return mixture({"sevens": sevens, "odd": TASK}, WEIGHTS)
 
 
@@ -124,15 +121,6 @@ def test_the_curves_of_a_task_are_those_of_its_rollouts(make_rollout):
     assert not any(tag.startswith(("reward/part", "reward/role")) for tag in metrics)
 
 
-def test_several_processes_sample_what_one_does_of_a_mixture(processes, sevens):
-    task = both(sevens)
-    alone = [{**step, "mine": None} for step in sampled_steps(2, single_precision(processes), task)]
-    assert [step["rounds"][0] for step in alone] == [PROMPTS] * STEPS
-    assert alone[-1]["state"]["tasks"].keys() == {"sevens", "odd"}
-    for seen in together(2, single_precision, lambda policy: sampled_steps(2, policy, task)):
-        assert [{**step, "mine": None} for step in seen] == alone
-
-
 def test_the_score_of_all_weighs_their_intervals():
     # Two equal halves: the half of the mean's interval is sqrt(0.1^2 + 0.1^2) / 2.
     value, (low, high) = weighted_score([(0.5, 0.4, (0.3, 0.5)), (0.5, 0.8, (0.7, 0.9))])
@@ -142,66 +130,42 @@ def test_the_score_of_all_weighs_their_intervals():
     assert ci95 == pytest.approx((0.15, 0.3))  # half of the one that is uncertain
 
 
-OWN = str.split("""--prompts-per-step 3 --group-size 4 --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2
-    --rollouts-every 2 --learning-rate 1e-2 --threads 1 --device cpu --quiet --no-preflight""")
-MIXTURE = ["--task", f"{say_sevens.TASK}:2,{DUEL}:1", "--sevens.max-tokens", "3"]
-FLAGS = [*say_sevens.SIZES, *MIXTURE, *["--base-steps", "16", "--keep-checkpoints", "0"], *OWN]
-
-
-def run(folder, *arguments):
-    folders = ["--runs-dir", f"{folder}/runs", "--checkpoints-dir", f"{folder}/checkpoints"]
-    assert main(["train", *arguments, *folders]) == 0
+FLAGS = str.split(f"""--task {say_sevens.TASK}:2,{DUEL}:1 --sevens.max-tokens 3 --prompts-per-step 3 --group-size 4
+    --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2 --rollouts-every 2 --learning-rate 1e-2 --threads 1
+    --device cpu --quiet --no-preflight --steps 2 --keep-checkpoints 0""")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a run of four steps of a task and a game, which is called `whole`."""
-    folder = tmp_path_factory.mktemp("mixture")
-    run(folder, *FLAGS, "--steps", "4", "--run-name", "whole")
-    return folder
+def run(tmp_path_factory):
+    """A run of two steps of a task and a game."""
+    made = Run(tmp_path_factory.mktemp("mixture"), [*say_sevens.SIZES, *FLAGS, "--base-steps", "16"])
+    assert made.here() == 0
+    return made
 
 
-def summary(folder, name):
-    return json.loads((folder / "runs" / name / "summary.json").read_text())
-
-
-def test_a_run_of_a_task_and_a_game_scores_each_and_both(whole):
-    found, lines = summary(whole, "whole"), RunFolder(whole / "runs" / "whole").metrics
+def test_a_run_of_a_task_and_a_game_scores_each_and_both(run):
+    found, lines = run.summary, run.metrics
     assert found["task"] == "sevens+duel" and found["other_tasks"].keys() == {"sevens", "duel"}
     scores = [line for line in lines if "eval/sevens+duel/pass@1" in line]
-    assert [line["step"] for line in scores] == [0, 2, 4]
+    assert [line["step"] for line in scores] == [0, 2]
     for line in scores:
         mean = (2 * line["eval/sevens/pass@1"] + line["eval/duel/pass@1"]) / 3
         assert line["eval/sevens+duel/pass@1"] == pytest.approx(mean)
     assert {"task/sevens/reward/mean", "task/duel/reward/role/black"} <= lines[1].keys()
     assert max(line["task/sevens/rollout/completion_tokens_max"] for line in lines[1:]) == 3  # its own limit
     assert max(line["task/duel/rollout/completion_tokens_max"] for line in lines[1:]) > 3
-    (path,) = (whole / "runs" / "whole" / "rollouts").glob("step_000002*")
-    written = list(map(json.loads, gzip.decompress(path.read_bytes()).splitlines()))
+    written = run.rollouts["step_000002.jsonl.gz"]
     groups = {(line["task"], line["slot"]) for line in written if line["purpose"] == "train"}
     assert sorted(task for task, _ in groups) == ["duel", "sevens", "sevens"]
     assert {line["task"] for line in written if line["purpose"] == "held_out"} == {"sevens", "duel"}
+    state = load_state(run.checkpoints / "step_000002")
+    assert state.tasks["sevens"].examples_drawn == 4  # two of three groups, two steps
 
 
-def test_a_mixture_goes_on_bit_for_bit(whole):
-    stop = 3
-    run(whole, *FLAGS, "--steps", "4", "--run-name", f"stopped{stop}")
-    for step in range(stop + 1, 5):  # what a run that was killed after that step leaves
-        shutil.rmtree(whole / "checkpoints" / f"stopped{stop}" / f"step_00000{step}", ignore_errors=True)
-    run(whole, "--resume", f"{whole}/runs/stopped{stop}")
-    before, after = summary(whole, "whole"), summary(whole, f"stopped{stop}")
-    for name in ("weights_sha256", "eval_after", "other_tasks"):
-        assert after[name] == before[name]
-    states = [load_state(whole / "checkpoints" / name / "step_000004") for name in ("whole", f"stopped{stop}")]
-    assert states[0].tasks == states[1].tasks
-    assert states[0].tasks["sevens"].examples_drawn == 8  # two of three groups, four steps
-
-
-def test_evaluate_scores_a_mixture_as_it_was_trained(whole, monkeypatch):
-    monkeypatch.chdir(whole)
+def test_evaluate_scores_a_mixture_as_it_was_trained(run, monkeypatch):
+    monkeypatch.chdir(run.place)
     flags = str.split("--examples 4 --samples 2 --device cpu --threads 1 --quiet --no-charts --output")
-    assert main(["evaluate", "--checkpoint", "runs/whole", *flags, "out"]) == 0
+    assert main(["evaluate", "--checkpoint", "runs/run", *flags, "out"]) == 0
     found = json.loads(Path("out/summary.json").read_text())
     scores = {result["task"]: result["pass@1"] for result in found["results"]}
-    after = summary(whole, "whole")
-    assert scores == {key: one["eval_after"]["pass@1"] for key, one in after["other_tasks"].items()}
+    assert scores == {key: one["eval_after"]["pass@1"] for key, one in run.summary["other_tasks"].items()}

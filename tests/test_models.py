@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from minrl.batch import pack
 from minrl.dataflow import Request, UserError
@@ -11,22 +11,11 @@ from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.scoring import sampled_rollout
 from minrl.run.setup import load_policy
-from tests.conftest import CPU
+from tests.conftest import CPU, small_config
 
 SPECIAL = ("<pad>", "<unk>", "<end>", "<|endoftext|>")
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+LARGER = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12}
@@ -55,7 +44,7 @@ POPULAR = {
     "mamba2": {"state_size": 8, "expand": 2, "head_dim": 32, "num_heads": 4, "n_groups": 2, "chunk_size": 8},
     "cohere2": {**ALTERNATING, "logit_scale": 0.5},
 }
-"""Settings beside `SMALL` of each model type; windows are shorter than what is computed."""
+"""Settings beside `LARGER` of each model type; windows are shorter than what is computed."""
 
 LIMITS = (1, 3, 9, 12)
 """Most tokens of the completions that are sampled for each prompt."""
@@ -72,7 +61,7 @@ def save_tokenizer(folder):
 
 def saved(kind, folder):
     """A small model of this type with weights so large that its log-probabilities differ, and a tokenizer."""
-    config = AutoConfig.for_model(kind, **SMALL | POPULAR[kind])
+    config = small_config(kind, **LARGER | POPULAR[kind])
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -122,7 +111,7 @@ def test_an_architecture_is_computed_as_transformers_does(kind, tmp_path, proces
 
 
 def test_an_architecture_that_reads_ahead_is_refused(tmp_path, processes):
-    config = AutoConfig.for_model("bert", **SMALL | {"num_key_value_heads": 4}, is_decoder=False)
+    config = small_config("bert", **LARGER, is_decoder=False)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     for weight in model.parameters():

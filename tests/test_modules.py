@@ -1,4 +1,4 @@
-"""Modules that compute the same faster on a CPU: products summed over tokens, and RMS norms with their gradients."""
+"""Modules that compute the same in another way: products, RMS norms, and linear layers that keep no cast weights."""
 
 import copy
 
@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from minrl.models import cpu
-from minrl.models.modules import Float32Linear, Float32Norm, speed_up
+from minrl.models.modules import Float32Linear, Float32Norm, RecastLinear, recast_linears, speed_up
 
 WIDTH = 12
 
@@ -85,11 +85,29 @@ def test_a_linear_layer_and_its_gradients_are_its_own(onednn):
 def test_a_weight_in_onednns_order_gives_the_same_product(shape, dtype, onednn):
     generator = torch.Generator().manual_seed(8)
     x, weight, bias = (torch.randn(*size, generator=generator) for size in [(*shape, 40), (70, 40), (70,)])
-    made = cpu.few_rows_product(x, cpu.ordered(weight.to(dtype)), bias.to(dtype))
+    made = cpu.few_rows_product(x, cpu.prepacked(weight.to(dtype)), bias.to(dtype))
     x, weight, bias = (each.to(dtype).double() for each in (x, weight, bias))
     close = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 2**-8}  # its half digit
     torch.testing.assert_close(made.double(), x @ weight.T + bias, **close)
     assert made.dtype == dtype
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    device = torch.device("cuda")
+
+
+def test_logits_of_a_gpu_in_bfloat16_are_sums_in_float32_that_are_not_rounded(monkeypatch):
+    """What a CPU gives is rounded to 8 bits: by 0.0625 where logits are near 20."""
+    generator = torch.Generator().manual_seed(8)
+    x, weight, bias = (20 * torch.rand(*size, generator=generator) for size in [(6, 40), (70, 40), (70,)])
+    x, weight, bias = x.bfloat16(), (weight / 400).bfloat16(), bias.bfloat16()
+    exact = x.double() @ weight.double().T + bias.double()
+    monkeypatch.setattr(torch, "mm", lambda left, right, out_dtype: left.to(out_dtype) @ right.to(out_dtype))
+    made = cpu.wide_product(x.as_subclass(OnGpu), weight, bias)
+    assert made.dtype == torch.float32 and (made - exact).abs().max() < 1e-5
+    assert 0.05 < (cpu.wide_product(x, weight, bias) - exact).abs().max() < 0.3
 
 
 @pytest.mark.parametrize("onednn", [False, True])
@@ -102,9 +120,55 @@ def test_products_summed_over_tokens(left, right, onednn, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(31, width, generator=generator) for width in (left, right))
     expected = (x.double().T @ y.double()).float()
-    torch.testing.assert_close(cpu.summed_product(x, y), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(cpu.weight_gradient(x, y), expected, atol=1e-4, rtol=1e-5)
     apart = torch.randn(31, 2 * left, generator=generator)[:, ::2]
-    torch.testing.assert_close(cpu.summed_product(apart, y), apart.T @ y, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(cpu.weight_gradient(apart, y), apart.T @ y, atol=1e-4, rtol=1e-5)
     total = torch.ones(left, right)
-    cpu.add_summed_product(total, x, y)
+    cpu.add_weight_gradient(total, x, y)
     torch.testing.assert_close(total, 1 + expected, atol=1e-4, rtol=1e-5)
+
+
+def passed(layer, x):
+    """The product under autocast, its gradients, and the storages that were kept for them."""
+    kept = set()
+
+    def keep(tensor):
+        kept.add((tensor.untyped_storage().data_ptr(), tensor.dtype))
+        return tensor
+
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = layer(x)
+    y.float().square().sum().backward()
+    return y, [x.grad, *(weight.grad for weight in layer.parameters())], kept
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [nn.Linear, Float32Linear])
+def test_products_and_gradients_are_those_of_autocast_and_no_cast_is_kept(kind, bias):
+    torch.manual_seed(0)
+    layer = kind(24, 40, bias=bias)
+    x = torch.randn(2, 5, 24)
+    expected, gradients, casts = passed(layer, x)
+    assert (layer.weight.untyped_storage().data_ptr(), torch.float32) not in casts
+    layer.zero_grad()
+    recast_linears(nn.ModuleList([layer]))
+    assert type(layer) is RecastLinear
+    made, own, kept = passed(layer, x)
+    assert made.dtype == expected.dtype == torch.bfloat16 and torch.equal(made, expected)
+    for mine, theirs in zip(own, gradients, strict=True):
+        assert mine.dtype == theirs.dtype == torch.float32
+        torch.testing.assert_close(mine, theirs, rtol=2**-7, atol=2**-7)  # sums of other orders, rounded to 8 bits
+    assert (layer.weight.untyped_storage().data_ptr(), torch.float32) in kept
+    assert sum(dtype == torch.bfloat16 for _, dtype in kept) == 1  # the input
+
+
+def test_without_autocast_and_without_a_gradient_nothing_changes():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(6, 3), torch.randn(4, 6)
+    expected = layer(x)
+    recast_linears(layer)
+    torch.testing.assert_close(layer(x), expected)
+    layer.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))

@@ -1,7 +1,6 @@
 """The openai client against a real server on this machine that fails in every way."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -46,14 +45,9 @@ BUSY = (429, {"Retry-After": "0.1"}, '{"error": {"message": "slow down"}}')
 BROKEN = (500, {}, "<html>oops</html>")
 
 
-def test_a_busy_and_a_broken_server_are_asked_again_with_growing_pauses(serve):
-    times = []
-    replies = in_turn(BROKEN, BROKEN, answer("4"))
-    server, client = serve(lambda body: times.append(time.monotonic()) or replies(body))
-    assert ask(client).text == "4"
-    assert len(server.asked) == 3
-    # the client waits 0.5 s and then 1 s, each shortened by up to a quarter
-    assert times[1] - times[0] >= 0.375 and times[2] - times[1] >= 0.75
+def test_a_busy_and_a_broken_server_are_asked_again(serve):
+    server, client = serve(in_turn(BROKEN, answer("4")))
+    assert ask(client).text == "4" and len(server.asked) == 2
     server, client = serve(in_turn(BUSY, answer("4")))
     assert ask(client).text == "4" and len(server.asked) == 2
     server, client = serve(in_turn(BUSY), retries=1)

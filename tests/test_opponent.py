@@ -3,12 +3,10 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from minrl import trainer
 from minrl.__main__ import main
 from minrl.dataflow import Completion, Example, Request, Reward, Turn, UserError
 from minrl.engines import Engine, Sampling
@@ -16,14 +14,13 @@ from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.rollout import Plan, rollout
-from minrl.run.checkpoint import save_policy
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from tests.chat_templates import tokenizer
-from tests.conftest import CPU
-from tests.killing import killed_at
+from tests.conftest import CPU, save_small_model
+from tests.runs import Run
 
-SAMPLING = Sampling(1.0, frozenset({2}))
+SAMPLING = Sampling(0.9, frozenset({2}))
 
 
 @pytest.fixture
@@ -49,6 +46,9 @@ def test_each_request_is_sampled_by_its_own_model_and_reported_by_its_place(pair
     assert sorted(ended, key=lambda one: one[0]) == list(enumerate(completions))
     assert {index for index, _ in ended[:2]} == {1, 2}  # the policy's come first
     assert isinstance(engine, Engine) and not engine.needs_correction
+    assert engine.cores == torch.get_num_threads() and engine.context_length == policy.context_length
+    engine.opponent.context_length = 7
+    assert engine.context_length == 7
 
 
 def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair, make_policy):
@@ -115,10 +115,13 @@ def test_an_opponent_with_another_tokenizer_plays_by_text(policy, stranger, work
     (first, second) = engine.opponent.calls
     assert first[0] == asked and second[0] == f"{asked}8<|end|><|user|>say 5<|end|><|assistant|>"
     ends = frozenset({stranger.tokenizer.eos_token_id})
-    assert first[1:] == (3, Sampling(0.7, ends, ("yes",)))
+    assert first[1:] == (3, Sampling(0.7, ends, ("yes",), policy.version))
     assert {call[1:] for call in engine.engine.calls} == {
-        (9, Sampling(1.0, policy.stop_ids | policy.stop_tokens(["yes"]), ("yes",)))
+        (9, Sampling(1.0, policy.stop_ids | policy.stop_tokens(["yes"]), ("yes",), policy.version))
     }
+    engine._policy_stops = ("no",)  # where the policy's template ends an answer
+    assert engine._of(Sampling(1.0, frozenset(), ("yes", "no")), frozen=True).stop_strings == ("yes",)
+    engine.opponent.context_length = 7  # of other tokens
     assert engine.context_length == policy.context_length
 
 
@@ -134,49 +137,6 @@ def test_an_opponent_of_the_same_tokens_has_its_own_temperature_and_limit(pair, 
     assert max(len(policy.tokenizer(text)["input_ids"]) for text in said) == 2
 
 
-@pytest.fixture
-def run_flags(processes, tmp_path):
-    """Tic-tac-toe against a frozen opponent with a tiny model, and another model to play against. They know the free
-    squares only, and say one word, so that many of their moves are legal.
-    """
-    for seed in (0, 1):
-        tokenizer = word_tokenizer("123456789")
-        model = as_policy(small_qwen3(tokenizer, 64, 2, 2, seed), tokenizer, CPU, processes)
-        save_policy(model, tmp_path / f"model{seed}")
-    return (
-        f"--task tictactoe --tictactoe.opponent frozen --model-id {tmp_path}/model0 --prompts-per-step 8 "
-        "--group-size 4 --max-tokens 1 --steps 4 --eval-every 0 --eval-examples 4 --eval-samples 1 --save-every 1 "
-        "--rollouts-every 1 --threads 1 --device cpu --quiet --no-preflight --learning-rate 1e-2 "
-        f"--warmup-steps 0 --algorithm spiral --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt"
-    ).split()
-
-
-def weights_of(runs, name):
-    return json.loads((runs / name / "summary.json").read_text())["weights_sha256"]
-
-
-@pytest.mark.slow
-def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, tmp_path):
-    assert main(["train", *run_flags]) == 0
-    with killed_at(trainer, "update_policy", 3):
-        main(["train", *run_flags])
-    runs = tmp_path / "runs"
-    first, second = sorted(path.name for path in runs.iterdir())
-    assert second == f"{first}-2"
-    assert main(["train", "--resume", str(runs / second), "--runs-dir", str(runs)]) == 0
-    whole, resumed = weights_of(runs, first), weights_of(runs, second)
-    assert whole == resumed
-    # Another opponent makes another run: it is the opponent's moves that were learned from.
-    assert main(["train", *run_flags, "--opponent", str(tmp_path / "model1")]) == 0
-    (third,) = {path.name for path in runs.iterdir()} - {first, second}
-    assert weights_of(runs, third) != whole
-    # And the run goes on against the same one only.
-    shutil.rmtree(tmp_path / "model1")
-    shutil.copytree(tmp_path / "model0", tmp_path / "model1")
-    with pytest.raises(UserError, match=r"the opponent of run .* in .*model1 has other weights than when the run"):
-        main(["train", "--resume", str(runs / third), "--steps", "5"])
-
-
 def test_an_opponent_for_nobody_is_refused(tmp_path):
     flags = ["--opponent", "x", "--task", "countdown", "--model-id", "x", "--runs-dir", str(tmp_path)]
     with pytest.raises(UserError, match="no role of countdown is frozen"):
@@ -185,11 +145,32 @@ def test_an_opponent_for_nobody_is_refused(tmp_path):
         main(["evaluate", "--opponent", "x", "--task", "countdown", "--checkpoint", "x"])
 
 
+@pytest.fixture
+def run(tmp_path):
+    """Tic-tac-toe against a frozen opponent with a tiny model, and another model to play against. They know the free
+    squares only, and say one word, so that many of their moves are legal.
+    """
+    for seed in (0, 1):
+        words = word_tokenizer("123456789")
+        save_small_model(tmp_path / f"model{seed}", words, 64, seed=seed)
+    flags = f"""--task tictactoe --tictactoe.opponent frozen --model-id {tmp_path}/model0 --prompts-per-step 8
+        --group-size 4 --max-tokens 1 --steps 1 --eval-every 0 --eval-examples 4 --eval-samples 1 --rollouts-every 0
+        --threads 1 --device cpu --quiet --no-preflight --learning-rate 1e-2 --warmup-steps 0 --algorithm spiral"""
+    return Run(tmp_path, flags.split())
+
+
 @pytest.mark.slow
-def test_evaluate_plays_against_the_opponent_that_is_named(run_flags, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_learns_from_its_opponents_moves_and_is_resumed_against_the_same_one_only(run, tmp_path):
+    other = replace(run, name="other", flags=[*run.flags, "--opponent", f"{tmp_path}/model1"])
+    assert (run.here(), other.here()) == (0, 0)
+    assert run.summary["weights_sha256"] != other.summary["weights_sha256"]
+    shutil.rmtree(tmp_path / "model1")
+    shutil.copytree(tmp_path / "model0", tmp_path / "model1")
+    with pytest.raises(UserError, match=r"the opponent of run .* in .*model1 has other weights than when the run"):
+        other.here("--resume", other.folder, "--steps", 2)
     task = ["--task", "tictactoe", "--tictactoe.opponent", "frozen", "--checkpoint", f"{tmp_path}/model0"]
     sizes = ["--examples", "4", "--samples", "1", "--max-tokens", "6", "--device", "cpu"]
     for more, played in (([], "model0"), (["--opponent", f"{tmp_path}/model1"], "model1")):
-        assert main(["evaluate", *task, *sizes, *more, "--output", "result.json"]) == 0
-        assert json.loads(Path("result.json").read_text())["results"][0]["opponent"] == f"{tmp_path}/{played}"
+        assert main(["evaluate", *task, *sizes, *more, "--output", f"{tmp_path}/{played}.json"]) == 0
+        found = json.loads((tmp_path / f"{played}.json").read_text())
+        assert found["results"][0]["opponent"] == f"{tmp_path}/{played}"

@@ -1,22 +1,15 @@
-"""Learning rates, clipping and AdamW's step by hand, and moments that go to the disk and back, in 8 bits too."""
+"""Learning rates, clipping and AdamW's step by hand. test_checkpoint.py saves and restores its moments."""
 
 import math
-from importlib.util import find_spec
 
 import pytest
 import torch
 
-from minrl.dataflow import TrainState, UserError
-from minrl.models.sharding import master_weights
+from minrl.dataflow import UserError
+from minrl.models.sharding import named_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
-from minrl.run.checkpoint import restore_optimizer, save_checkpoint, weights_sha256
+from minrl.run.checkpoint import weights_sha256
 from tests.parsed import sized
-
-missing = find_spec("bitsandbytes") is None
-needs_bitsandbytes = (
-    pytest.mark.optim8bit,
-    pytest.mark.skipif(missing, reason="bitsandbytes is not installed: make setup EXTRA=optim8bit"),
-)
 
 
 @pytest.mark.parametrize(
@@ -90,39 +83,12 @@ def test_the_first_step_of_adamw_by_hand_and_only_matrices_decay(policy):
     policy.model.get_input_embeddings().weight.requires_grad_(False)
     optimizer = make_optimizer(policy, config)
     assert all((g["lr"], g["betas"], g["fused"]) == (0.01, (0.7, 0.8), True) for g in optimizer.param_groups)
-    before = {name: weight.detach().clone() for name, weight in master_weights(policy.model).items()}
+    before = {name: weight.detach().clone() for name, weight in named_weights(policy.model).items()}
     for weight in policy.model.parameters():
         weight.grad = torch.full_like(weight, -3.0)
     optimizer.step()
     assert {weight.ndim for weight in before.values()} == {1, 2}
-    for name, weight in master_weights(policy.model).items():
+    for name, weight in named_weights(policy.model).items():
         decayed = before[name] * (1 - 0.01 * 0.1) if weight.ndim == 2 else before[name]
         expected = decayed + 0.01 if weight.requires_grad else before[name]
         torch.testing.assert_close(weight.detach(), expected, atol=1e-6, rtol=0)
-
-
-def step(policy, optimizer):
-    policy.model(torch.tensor([[5, 6, 7]])).logits.square().sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("name", ["adamw", pytest.param("adamw8bit", marks=needs_bitsandbytes)])
-def test_saved_moments_continue_bit_for_bit(tmp_path, make_policy, name):
-    config = sized(optimizer=name, learning_rate=1e-2)
-    policies = [make_policy(0), make_policy(0)]
-    first, second = [make_optimizer(policy, config) for policy in policies]
-    for _ in range(3):
-        step(policies[0], first)
-    saved = save_checkpoint(tmp_path, tmp_path, policies[0], first, TrainState(step=3), config)
-    policies[1].model.load_state_dict(policies[0].model.state_dict())
-    restore_optimizer(saved, policies[1], second)
-    for _ in range(3):
-        step(policies[0], first)
-        step(policies[1], second)
-    assert weights_sha256(policies[0]) == weights_sha256(policies[1])
-    forgetful = make_policy(0)
-    forgetful.model.load_state_dict(policies[0].model.state_dict())
-    step(forgetful, make_optimizer(forgetful, config))
-    step(policies[0], first)
-    assert weights_sha256(policies[0]) != weights_sha256(forgetful)

@@ -1,6 +1,5 @@
 """Rewards of completions that have ended are computed while others are still sampled, and nothing else changes."""
 
-import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,19 +13,13 @@ from minrl.tasks import Task
 from minrl.tasks.task import Dataset
 from tests import jobs
 from tests.rewards import breaks_at_odd_lengths, noted, raises_at_odd_lengths
+from tests.runs import until
 
 EXAMPLES = [Example(str(n), "numbers 1 2", {}) for n in range(3)]
 DATASET = Dataset(EXAMPLES, [Example("held out", "numbers 1", {})])
 STOPS = tuple("023456789")
 """A policy that has learned nothing says one of them or its end now and then: completions have all lengths."""
 PLAN = Plan(group_size=6, max_tokens=12, temperature=1.0, seed=0, purpose="test", step=1, stop_strings=STOPS)
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 class Watched(TorchEngine):

@@ -82,21 +82,18 @@ def test_what_completions_and_their_rewards_show(policy, make_rollout, completio
 
 
 def test_one_prompt_is_shown_with_its_best_and_its_worst_completion(policy, make_rollout):
-    prompt, (best, *others) = policy.encode_prompt("numbers 3 7"), ([7, END], [8, END], [9, 9])
+    prompt, (best, other) = policy.encode_prompt("numbers 3 7"), ([7, END], [8, END])
     rollouts = [
         make_rollout([5], best, group=0, reward=Reward(0.5)),  # of a group without a difference
-        *(make_rollout(prompt, ids, group=1, reward=Reward(0.2)) for ids in others),
+        make_rollout(prompt, other, group=1, reward=Reward(0.2)),
         make_rollout(prompt, best, group=1, reward=Reward(0.9, {"form": 0.1, "right": 0.8})),
-        make_rollout(prompt, others[1], group=1, reward=None),
+        make_rollout(prompt, other, group=1, reward=None),
     ]
-    (title, shown, first, said, second, other) = module.best_and_worst(policy, "mine", rollouts)
-    assert title == "a prompt of mine as the model sees it, 3 tokens:" and shown == f"    {policy.decode_all(prompt)}"
-    assert first == "the best of its 3 completions, reward 0.9 (form 0.1, right 0.8):"
-    assert said == f"    {policy.decode_all(best)}" and policy.decode_all([END]) in said
-    assert second == "the worst of its 3 completions, reward 0.2:" and other == f"    {policy.decode_all(others[0])}"
-    long = make_rollout(prompt, [7] * 5000, reward=Reward(0.5))
-    lines = module.best_and_worst(policy, "mine", [long])
-    assert len(lines) == 6 and max(map(len, lines)) < 250 and "worst" not in "".join(lines)
+    shown = [text.strip() for text in module.best_and_worst(policy, "mine", rollouts)]
+    assert shown[1::2] == [policy.decode_all(ids) for ids in (prompt, best, other)]
+    assert "reward 0.9 (form 0.1, right 0.8)" in shown[2] and "reward 0.2" in shown[4]
+    long = module.best_and_worst(policy, "mine", [make_rollout(prompt, [7] * 5000, reward=Reward(0.5))])
+    assert len(long) == 6 and max(map(len, long)) < 250 and "worst" not in "".join(long)
     assert module.best_and_worst(policy, "mine", rollouts[-1:]) == []
 
 

@@ -47,34 +47,16 @@ def test_the_librarys_own_answers_are_solved_and_others_are_not():
         assert task.reward("<answer>" * 20_000, example).value == 0  # the library's pattern takes hours
 
 
-def test_problems_are_split_by_their_question_the_same_each_time():
-    task, again = (load(size=60, held_out_share=0.2) for _ in range(2))
-    assert [e.id for e in task.dataset.train] == [e.id for e in again.dataset.train]
-    train_questions = {e["question"] for e in task.dataset.train}
-    held_out = {e["question"] for e in task.dataset.held_out}
-    assert train_questions and held_out and not train_questions & held_out
-    assert {e["question"] for e in problems(load(size=60, seed=1))} != train_questions | held_out
-
-
 @pytest.mark.parametrize("name", [*REFUSED, "leg_count"])
 def test_a_generator_that_is_unknown_or_unsafe_is_refused(name):
     with pytest.raises(UserError, match=REFUSED.get(name, "did you mean leg_counting")):
         load_task(f"reasoning_gym/{name}")
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"generator": "[1]"}, r"cannot be made with the options \[1\], a JSON object"),
-        ({"generator": '{"min_legs": 2}'}, "leg_counting cannot be made with the options .* unexpected keyword"),
-        ({"size": 0}, "size must be at least 1"),
-        ({"held_out_share": 1.5}, "held_out_share must be from 0 to 1"),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(options, why):
-    with pytest.raises(UserError, match=why) as error:
-        load(**options)
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("options", ["[1]", '{"min_legs": 2}'])
+def test_options_that_the_generator_does_not_take_are_refused_in_one_line(options):
+    with pytest.raises(UserError, match=r"leg_counting cannot be made with the options [^\n]*$"):
+        load(generator=options)
 
 
 def test_an_answer_that_the_verifier_raises_for_or_scores_oddly_is_wrong_and_the_problems_own_is_right(monkeypatch):
@@ -87,22 +69,19 @@ def test_an_answer_that_the_verifier_raises_for_or_scores_oddly_is_wrong_and_the
         assert reasoning_gym._score(lambda *_, score=score: score, "1", example.fields) == 0
 
 
-def test_one_problem_in_another_order_is_on_one_side():
+def test_one_problem_in_another_order_is_on_one_side_the_same_each_time():
     """Of 1 to 9, 36 pairs of different numbers are made in either order."""
     numbers = '{"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 9}'
-    dataset = load("lcm", size=300, held_out_share=0.2, generator=numbers).dataset
+    dataset, again = (load("lcm", size=300, held_out_share=0.2, generator=numbers).dataset for _ in range(2))
+    assert [e.id for e in dataset.train] == [e.id for e in again.train]
     train, held_out = (
         [tuple(sorted(example["metadata"]["numbers"])) for example in side]
         for side in (dataset.train, dataset.held_out)
     )
     assert train and held_out and not set(train) & set(held_out)
     assert len(set(train)) < len(train) and len(set(held_out)) < len(held_out)  # both orders were made
-
-
-def test_boards_of_the_same_pieces_are_different_problems():
-    """Of 60 boards of four to eight queens most have the words of another."""
-    train, held_out = load("n_queens", size=60, held_out_share=0.2).dataset.sizes()
-    assert 0 < held_out < train / 2
+    boards = load("n_queens", size=60, held_out_share=0.2).dataset  # most have the words of another
+    assert 0 < len(boards.held_out) < len(boards.train) / 2
 
 
 ATTACKS = (
@@ -110,8 +89,6 @@ ATTACKS = (
     "[__import__('pathlib').Path('{file}').touch()]",
     "exec(\"open('{file}', 'w')\")",
     "open('{file}', 'w').close() or 24",
-    "(lambda: open('{file}', 'w'))()",
-    "[x for x in [open('{file}', 'w')]]",
 )
 
 
@@ -124,11 +101,6 @@ def test_no_answer_is_executed(name, tmp_path):
         assert not file.exists(), attack
     verify = reasoning_gym.generator(name, "").score_answer
     assert verify(example["answer"], dict(example.fields)) == 1  # the guards leave right answers alone
-
-
-def test_literals_are_read_as_before():
-    example, paid = posed("spiral_matrix")
-    assert paid(str(example["answer"].split())).value == 0.1  # the library's for a Python list of the right numbers
 
 
 def test_training_needs_a_model_and_no_local_data(tmp_path):
@@ -188,12 +160,6 @@ def share_that_pays(name, size):
                 right = is_own(text, str(entry["answer"] or ""))
                 paid[kind] += not right and reasoning_gym._score(made.score_answer, text, fields) == 1
     return max(paid.values(), default=0) / size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gsm_symbolic", "number_sorting", "propositional_logic"])
-def test_a_refused_verifier_pays_guesses(name):
-    assert share_that_pays(name, 20) > 0.05
 
 
 @pytest.mark.slow

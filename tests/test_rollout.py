@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from together import together
 
-from minrl.dataflow import SOLO, Completion, Example, Job, Reward, Turn
+from minrl.dataflow import SOLO, Completion, Example, Job, Reward, Turn, TurnReward, UserError
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import Plan, completion_seed, rollout
 from minrl.tasks import Task
@@ -181,19 +181,15 @@ def test_a_completion_has_no_more_tokens_than_there_is_room_for(play, policy, mo
     assert engine.calls[0][0].max_tokens == expected
 
 
-def test_an_episode_whose_first_turn_does_not_fit_is_unscorable_and_the_others_go_on(play, policy):
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [("numbers" + " 1" * 7, "8 tokens come before it and the model takes 8"), (" ", "has no tokens")],
+)
+def test_an_episode_whose_first_turn_does_not_fit_is_unscorable_and_the_others_go_on(play, policy, prompt, reason):
     policy.model.config.max_position_embeddings = 8
-    examples = [Example(str(n), "numbers" + " 1" * n, {}) for n in (2, 7)]  # 3 tokens, and 8
-    sampled = play(None, "2 <end>", examples=examples)
-    assert [(one.example_id, one.reward) for one in sampled.rollouts] == [("2", Reward(0.0))]
-    assert sampled.reasons[0] is None
-    assert "8 tokens come before it and the model takes 8 (example '7')" in sampled.reasons[1]
-
-
-def test_an_episode_that_begins_with_no_token_is_unscorable_and_the_others_go_on(play):
-    sampled = play(None, "2 <end>", examples=[Example("given", "numbers 1", {}), Example("blank", " ", {})])
-    assert [one.example_id for one in sampled.rollouts] == ["given"] and sampled.reasons[0] is None
-    assert "has no tokens (example 'blank')" in sampled.reasons[1]
+    sampled = play(None, "2 <end>", examples=[Example("fits", "numbers 1 1", {}), Example("odd", prompt, {})])
+    assert [(one.example_id, one.reward) for one in sampled.rollouts] == [("fits", Reward(0.0))]
+    assert sampled.reasons[0] is None and f"{reason} (example 'odd')" in sampled.reasons[1]
 
 
 @pytest.mark.parametrize("optional", [False, True])
@@ -293,3 +289,61 @@ def test_several_processes_play_what_one_would(make_policy, workers):
         assert reasons[0] == reasons[1] and len(found.failures) == 4
     assert sum(requests for _, requests in results) == 12  # each episode once
     assert 0 in [requests for _, requests in results]  # some have nothing, or nothing that began
+
+
+def rewarded(example, rng):
+    """Two turns of one role and one of another, whose rewards come at once, late, twice and as 0."""
+    first = yield Turn("a", "numbers 1")
+    yield TurnReward("a", 0.25)
+    yield Turn("b", f"target {first}")
+    yield TurnReward("a", 0.5)  # still of its first turn
+    yield Turn("a", "yes")
+    yield TurnReward("a", -0.125)
+    yield TurnReward("b", 0.0)
+    return {"a": Reward(1.0, {"right": 1.0}), "b": 0.5}
+
+
+def test_the_rewards_of_turns_are_a_part_of_the_roles_reward_and_say_nothing_of_solved(play):
+    one, other = play(rewarded, "3 <end>", "8 <end>", "5 <end>").rollouts
+    assert (one.turn_rewards, other.turn_rewards) == ([0.75, -0.125], [0.0])
+    assert one.reward == Reward(1.625, {"right": 1.0}, maximum=1.625, full=True)
+    assert other.reward == Reward(0.5, full=False)
+
+    def unrewarded(example, rng):
+        yield Turn("a", "numbers 1")
+        return {"a": 1.0}
+
+    (one,) = play(unrewarded, "3 <end>").rollouts
+    assert (one.turn_rewards, one.reward) == ([], Reward(1.0))
+
+
+def test_a_turn_without_room_has_no_reward_of_its_own(play, policy):
+    def episode(example, rng):
+        yield Turn(SOLO, "numbers 1")
+        yield Turn(SOLO, "no " * 40, optional=True)
+        yield TurnReward(SOLO, 0.5)
+        yield Turn(SOLO, "no 2", optional=True)
+        yield TurnReward(SOLO, 0.25)
+        return {SOLO: 0.0}
+
+    (one,) = play(episode, engine=Scripted(policy, "2 <end>", "3 <end>", room=20)).rollouts
+    assert (len(one.turns), one.turn_rewards) == (2, [0.5, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (TurnReward("b", 1.0), "the episode rewarded a turn of 'b', which took none: 'a' did"),
+        (("a", 1.0), "an episode must yield a Turn, with"),
+    ],
+)
+def test_a_reward_of_a_turn_that_nobody_took_is_a_mistake(asked, message, play):
+    def episode(example, rng):
+        yield Turn("a", "numbers 1")
+        yield asked
+        return {"a": 1.0}
+
+    sampled = play(episode, "3 <end>")
+    assert message in sampled.failures[0] and sampled.rollouts[0].reward is None
+    with pytest.raises(UserError, match="the reward of a turn must be a finite number"):
+        TurnReward("a", float("nan"))

@@ -36,9 +36,10 @@ def test_the_numbers_of_four_rollouts_by_hand(make_rollout):
         "rollout/prompt_tokens_mean": 2.5,
         "rollout/entropy": 1,
     }
-    assert rollout_metrics(rollouts, LIMIT) == pytest.approx(expected)
+    found = rollout_metrics(rollouts, LIMIT)
+    assert {tag: found[tag] for tag in expected} == pytest.approx(expected)  # a curve may be added
     lost = rollout_metrics(rollouts, LIMIT, num_lost=4)  # episodes that never began
-    assert lost == pytest.approx({**expected, "reward/unscorable_frac": 5 / 8})
+    assert lost == pytest.approx({**found, "reward/unscorable_frac": 5 / 8})
     nothing_scored = rollout_metrics(rollouts[3:], LIMIT)
     assert {tag for tag in nothing_scored if tag.startswith("reward/") or "solved" in tag} == {"reward/unscorable_frac"}
 

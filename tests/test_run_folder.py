@@ -1,6 +1,5 @@
 """A run owns its folders: nothing of any run is lost, whoever begins, resumes or is killed at the same time."""
 
-import json
 import multiprocessing
 import shutil
 from pathlib import Path
@@ -13,10 +12,9 @@ from minrl.config import TrainerConfig
 from minrl.dataflow import UserError
 from minrl.run.checkpoint import save_policy, thin_out
 from minrl.run.folder import RunFolder, resolve_model
-from minrl.run.run import Run, open_run, owned
-from minrl.run.setup import start_model
+from minrl.run.run import open_run, owned
 from minrl.utils.cli import parse
-from minrl.utils.files import LOCK, write_json
+from minrl.utils.files import LOCK, read_json, write_json
 from tests.conftest import SMALL_RUN
 from tests.killing import killed_at
 from tests.parsed import sized
@@ -49,18 +47,6 @@ def found(processes):
 def files_of(folder):
     """Every file in a folder, with its content, but for the locks."""
     return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file() and path.name != LOCK}
-
-
-def steps_of(name=NAME):
-    return [line["step"] for line in RunFolder(Path("runs") / name).metrics]
-
-
-def read(path):
-    return json.loads(Path(path).read_text())
-
-
-def weights_of(name=NAME):
-    return read(Path("runs", name, "summary.json"))["weights_sha256"]
 
 
 def names_in(folder):
@@ -197,9 +183,11 @@ def test_a_resume_that_is_refused_leaves_everything_as_it_is(run, found, case):
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(place, finished):
     with killed_at(trainer, "update_policy", 2):
         start("--save-every", "0")
-    assert steps_of() == [0, 1]
+    whole = RunFolder(finished / RUN)
+    assert [line["step"] for line in RunFolder(RUN).metrics] == [0, 1]
     assert resume() == 0
-    assert steps_of() == [0, 1, 2, 3] and weights_of() == weights_of(finished / "runs" / NAME)
+    assert [line["step"] for line in RunFolder(RUN).metrics] == [0, 1, 2, 3]
+    assert read_json(RUN / "summary.json")["weights_sha256"] == whole.summary["weights_sha256"]
 
 
 # It is found by whatever names it, wherever the project is.
@@ -246,9 +234,3 @@ def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy, 
         shutil.move(name, place / "moved")
     monkeypatch.chdir(place / "moved")
     assert resume("latest", "--steps", "2") == 0
-
-
-def test_models_are_found_by_the_names_of_runs_in_the_folder_that_is_given(run):
-    shutil.move("runs", "others")
-    new = Run(Path("new"), Path("new"), sized(model_id=NAME, runs_dir="others"), {})
-    assert Path(start_model(new, {}, None)) == (run / KEPT / "step_000003")

@@ -101,59 +101,34 @@ def test_a_full_solution_with_tests_of_its_own_earns_everything():
 
 @needs_cargo
 @pytest.mark.slow
-def test_solved_is_every_hidden_test_whatever_the_style():
+def test_the_share_of_tests_that_pass_is_paid_and_solved_is_every_one_whatever_the_style():
     ugly = SOLUTION.replace("/// ", "// ").replace("even.is_empty()", "even.len() == 0")
-    paid = REWARD(fenced(f"#![allow(clippy::all)]\n{ugly}"), EXAMPLE)  # clippy is not silenced
-    assert paid.solved and paid.parts["tests"] == 1.0
-    assert paid.parts["clippy"] == 0.0  # len_zero
+    paid = REWARD(fenced(f"#![allow(clippy::all)]\n{ugly}"), EXAMPLE)  # clippy is not silenced: len_zero
+    assert (paid.solved, paid.parts["tests"], paid.parts["clippy"]) == (True, 1.0, 0.0)
     assert paid.value == pytest.approx(0.05 + 0.75 + 0.05 * paid.parts["quality"])
-
-
-@needs_cargo
-@pytest.mark.slow
-def test_the_share_of_tests_that_pass_is_paid_and_no_style_beside_a_part():
-    half = SOLUTION.replace("Ok(even.iter().sum())", "Ok(0)") + OWN_TESTS
-    paid = REWARD(fenced(half), EXAMPLE)
-    assert (paid.parts["build"], paid.parts["tests"], paid.parts["clippy"]) == (1.0, 4 / 5, 0.0)
-    assert not paid.solved
-    assert paid.value == pytest.approx(0.05 + 0.75 * 4 / 5)
-
-
-VACUOUS_TESTS = """
-#[test] fn truth() { assert!(true); }
-#[test] fn no_assertion() { evens(&[2]); }
-"""
-
-
-@needs_cargo
-@pytest.mark.slow
-def test_own_tests_are_paid_by_how_many_pass_assert_and_name_what_is_tested():
-    paid = lambda tests: own_tests(Cargo(Package("x"), REWARD.options), SOLUTION + tests, "evens sum", 3)  # noqa: E731
-    assert paid(VACUOUS_TESTS) == 0.0
-    assert paid(OWN_TESTS.replace("Ok(6)", "Ok(7)")) == pytest.approx(2 / 3 * 2 / 3)  # two of three, twice
+    half = REWARD(fenced(SOLUTION.replace("Ok(even.iter().sum())", "Ok(0)") + OWN_TESTS), EXAMPLE)
+    assert (half.solved, half.parts["tests"], half.parts["clippy"]) == (False, 4 / 5, 0.0)
+    assert half.value == pytest.approx(0.05 + 0.75 * 4 / 5)  # no style beside a part
+    vacuous = "#[test] fn truth() { assert!(true); }\n#[test] fn no_assertion() { evens(&[2]); }"
+    for tests, value in ((vacuous, 0.0), (OWN_TESTS.replace("Ok(6)", "Ok(7)"), 2 / 3 * 2 / 3)):  # two of three, twice
+        found = own_tests(Cargo(Package("x"), REWARD.options), SOLUTION + tests, "evens sum", 3)
+        assert found == pytest.approx(value)
 
 
 REFUSED = {
     "unsafe": ("pub fn f() { unsafe { std::hint::unreachable_unchecked() } }", "unsafe"),
     "include of the tests": ('const T: &str = include_str!("../tests/even_numbers.rs");', "include_str"),
-    "a raw name": ('const X: &str = r#include_str!("x");', "include_str"),
     "a macro": ("macro_rules! m {($($t:tt)*) => {$($t)*}}", "macro_rules!"),
     "hidden in a comment that ends": ("/* /* */ */ fn f() { unsafe {} } /* */", "unsafe"),
     "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "unsafe"),
-    "no Rust": ("fn f( { unsafe", "unsafe"),
     "exit by another name": ("use std::{self as s, process as p}; fn f() { p::exit(0) }", "process"),
-    "files": ("use std::fs; fn f() {}", "fs"),
-    "include by another name": ('use std::include as given; given!("x");', "include"),
     "other code for clippy by cfg!": ("fn f() { if cfg!(clippy) {} }", "clippy"),
     "a module elsewhere": ('#[path = "../tests/even_numbers.rs"] mod t;', "path"),
-    "a path under a condition": ('#[cfg_attr(all(), path = "../x.rs")] mod m;', "path"),
     "another Option": ("pub mod m { pub enum Option { A } }", "Option"),
-    "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "Vec"),
     "another assert": ("pub use std::stringify as assert;", "assert"),
     "a method before std's": ("pub trait T { fn is_err(self) -> bool; }", "is_err"),
     "a value that changes": ("struct S(std::cell::RefCell<u8>);", "RefCell"),
     "its own equality": ("impl PartialEq for S { fn eq(&self, _: &S) -> bool { true } }", "PartialEq"),
-    "by another name": ("use std::cmp::PartialEq as P;", "PartialEq"),
 }
 
 
@@ -169,10 +144,6 @@ INNOCENT = {
     "strings and comments": '/// std::process::exit(0), unsafe\npub fn f() -> &\'static str { "unsafe std::fs" }',
     "lifetimes": "pub fn f<'a>(x: &'a str) -> Option<&'a str> { Some(x).filter(|_| 'u' != '\\'') }",
     "modules of std": "use std::{collections::HashMap, fmt::{self, Display}, io::{self, Read}};",
-    "a Result of its own": "pub type Result<T> = std::result::Result<T, u8>;",
-    "conditions": '#[cfg(not(test))] fn f() {} #[cfg(target_pointer_width = "64")] fn h() {}',
-    "a lint": "#[allow(clippy::too_many_arguments)] fn f() {}",
-    "comparisons and threads": "#[derive(PartialEq)] struct S; fn f<T: PartialEq>() { std::thread::spawn(|| ()); }",
 }
 
 
@@ -270,16 +241,6 @@ def test_a_function_and_a_main_of_assertions_make_a_problem():
     assert REWARD(fenced("pub fn half(n: isize) -> isize { 2 }"), example).parts["tests"] == 1 / 2
 
 
-def test_a_prompt_and_a_list_show_the_first_assertion_and_test_the_others():
-    row = {"prompt": "Write half.", "tests": ["assert_eq!(half(4), 2);", "assert_eq!(half(6), 3);"]}
-    example = read_row(row, RustOptions())
-    assert "half(4)" in example.prompt[1]["content"]
-    (source,) = example["tests"].values()
-    assert "half(4)" not in source and "half(6)" in source
-    assert example.id == read_row({**row, "difficulty": 3}, RustOptions()).id
-    assert main_assertions(MULTIPLE["tests"])[1] == "let candidate = half; assert_eq!(candidate(7), 3);"
-
-
 def test_rows_that_need_crates_or_unsafe_are_left_out():
     crates = {**ROW, "cargo_toml": ROW["cargo_toml"] + 'rand = "0.9"\n'}
     dev = {**ROW, "cargo_toml": ROW["cargo_toml"] + '[dev-dependencies]\npretty_assertions = "*"\n'}
@@ -295,18 +256,11 @@ def written(path, rows):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"slug": "a", "tests": {}}, "neither instructions nor a prompt"),
-        ({**ROW, "tests": {"tests/a.rs": "fn none() {}"}}, "no test"),
-        ({**ROW, "cargo_toml": "[["}, "not TOML"),
-    ],
-)
-def test_a_row_that_cannot_be_tested_is_refused_in_one_line(row, said):
-    with pytest.raises(UserError, match=said) as caught:
-        read_row(row, RustOptions())
-    assert "\n" not in str(caught.value)
+def test_a_row_that_cannot_be_tested_is_refused():
+    for row, said in (({"slug": "a", "tests": {}}, "neither instructions nor a prompt"),
+                      ({**ROW, "tests": {"tests/a.rs": "fn none() {}"}}, "no test")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            read_row(row, RustOptions())
 
 
 def test_the_prompt_shows_instructions_and_stub_and_no_test():
@@ -320,10 +274,8 @@ def test_the_prompt_shows_instructions_and_stub_and_no_test():
 
 FENCES = {
     "capitals": "```Rust\nfn f() {}\n```",
-    "more after the tag": "```rust,no_run title=x\nfn f() {}\n```",
     "no tag": "```toml\n[package]\n```\n```\nfn f() {}\n```",
     "in a list": "1. Here:\n\n   ```rust\n   fn f() {}\n   ```\n",
-    "tildes": "~~~rust\nfn f() {}\n~~~",
     "no end": "So:\n```rust\nfn f() {}",
     "usage behind it": "```rust\nfn f() {}\n```\nUse it:\n```rust\nfn main() { f() }\n```",
     "a draft before it": "```rust\nfn f() { draft }\n```\n```rust\nfn f() {}\n```",
@@ -337,20 +289,17 @@ def test_a_solution_is_found_in_any_fence_and_nowhere_else():
     assert extract_code('```rust\nlet s = r"\n        ```\n";\n```') == 'let s = r"\n        ```\n";\n'
 
 
-def test_the_weights_may_be_any_and_style_that_outweighs_the_tests_is_said(monkeypatch):
+def test_style_that_outweighs_the_tests_is_said_and_pays_nothing_beside_a_part(monkeypatch):
     monkeypatch.setattr(rust, "toolchain", lambda: Path())  # nothing is built
-    notes_of = lambda options: more(options)["notes"]()  # noqa: E731
-    assert not any("outweigh" in line for line in notes_of(RustOptions()))
-    assert "a rust solution is solved if every hidden test passes" in notes_of(RustOptions())
-    assert "a rust solution is solved if it builds, and clippy and its" in "\n".join(
-        notes_of(RustOptions(test_weight=0.0))
-    )
+    said = ["\n".join(more(options)["notes"]()) for options in (RustOptions(), RustOptions(test_weight=0.0))]
+    assert "outweigh" not in said[0] and "a rust solution is solved if every hidden test passes" in said[0]
+    assert "a rust solution is solved if it builds, and clippy and its" in said[1]
     options = RustOptions(test_weight=0.2, clippy_weight=0.2, quality_weight=0.0)
-    assert "warning: rust.test_weight 0.2 does not outweigh the others (0.3)" in notes_of(options)
+    assert "warning: rust.test_weight 0.2 does not outweigh the others (0.3)" in more(options)["notes"]()
     parts = {**dict.fromkeys(("build", "clippy", "own_tests", "quality"), 1.0), "tests": 1.0}
     whole, almost = (RustReward(options).paid(given, True) for given in (parts, {**parts, "tests": 0.5}))
     assert whole.value == whole.maximum == pytest.approx(0.5)  # the sum of what can be earned
-    assert whole.solved and not almost.solved and almost.value == pytest.approx(0.05 + 0.1)  # no style
+    assert whole.solved and not almost.solved and almost.value == pytest.approx(0.05 + 0.1)
 
 
 def recipe(name):
@@ -379,7 +328,6 @@ mod tests {
 RUST_RL = {
     "its own example": (ADDS, 1 + 1 + 2 + 1 + 0.5 + 0.5 + 0.75, True),
     "a test fails": (ADDS.replace("6)", "7)"), 1 + 1 + 0 + 1 + 0.5 + 0.5 + 0.75, False),
-    "no tests": (ADDS.partition("#[cfg")[0], 1 + 1 + 0.5, False),
     "what it may use elsewhere": (
         ADDS.replace("  x + y", "  let sum = std::cell::Cell::new(x + y);\n  sum.get()"),
         6.75,
@@ -391,9 +339,8 @@ RUST_RL_ROW = {"task_id": "t1", "rust_prompt": "Add two numbers.", "rust_test_li
 
 
 @needs_cargo
-@pytest.mark.parametrize(
-    "name", [name if name == "its own example" else pytest.param(name, marks=pytest.mark.slow) for name in RUST_RL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUST_RL)
 def test_rust_rl_is_paid_as_published(name):
     code, value, solved = RUST_RL[name]
     options = recipe("rust_rl")
@@ -401,13 +348,16 @@ def test_rust_rl_is_paid_as_published(name):
     assert (paid.value, paid.maximum, paid.solved) == (pytest.approx(value), 7.0, solved), paid
 
 
-def test_a_row_of_rust_rl_shows_its_first_assertion_only_where_hidden_tests_are_paid():
+def test_a_list_of_assertions_shows_the_first_and_tests_the_others_where_hidden_tests_are_paid():
     plain, hidden = (read_row(RUST_RL_ROW, options) for options in (recipe("rust_rl"), RustOptions()))
     assert plain.id == "t1" and plain.prompt[1]["content"] == "Add two numbers."
     assert "assert_eq!(add_nums(1, 2), 3);" in hidden.prompt[1]["content"] and hidden["tests"] == {}
-    listed = {**RUST_RL_ROW, "rust_test_list": json.dumps(["assert!(f());", "assert!(g());"])}  # as text
-    (source,) = read_row(listed, RustOptions())["tests"].values()
-    assert "g()" in source and "f()" not in source
+    tests = ["assert!(f());", "assert!(g());"]
+    for row in ({**RUST_RL_ROW, "rust_test_list": json.dumps(tests)}, {"prompt": "Write f.", "tests": tests}):
+        example = read_row(row, RustOptions())
+        (source,) = example["tests"].values()
+        assert "f()" in example.prompt[1]["content"] and "g()" in source and "f()" not in source
+    assert main_assertions(MULTIPLE["tests"])[1] == "let candidate = half; assert_eq!(candidate(7), 3);"
 
 
 HALF = "/// Halves.\nfn half(n: u32) -> Option<u32> {\n    if n % 2 == 0 { Some(n / 2) } else { None }\n}"
@@ -435,7 +385,6 @@ NANOCHAT = {
     "a panic": ("/// Doc.\npub fn f(x: Option<u8>) -> u8 { x.unwrap() }", COMPILED + 1 + 6 - 1 - 6),
     "unsafe code": ("pub fn f() { unsafe { std::hint::unreachable_unchecked() } }", COMPILED + 1 - 1 - 3),
     "an error": ("pub fn f() -> u8 { g() }", 8 - 2 + 1 - 1),
-    "two errors": ("pub fn f() -> u8 { g() + h() }", 8 - 4 + 1 - 1),
     "no function": ("// fn", -2),
 }
 
@@ -451,15 +400,9 @@ def test_nanochat_rl_is_paid_as_published(name):
     assert (paid.value, paid.maximum) == (pytest.approx(value), pytest.approx(COMPILED + 10 + 6 + 6 + 7.8 + 0.5)), paid
     assert paid.solved == (paid.parts["build"] == 1) == (value > 10)
     assert more(options)["worst"] == -2.0
-
-
-@needs_cargo
-@pytest.mark.slow
-def test_a_completion_without_a_block_counts_as_code_only_where_no_hidden_tests_are_paid():
-    options = recipe("nanochat_rl")
-    assert RustReward(options)(HALF, read_row({"prompt": "Halve."}, options)).parts["build"] == 1.0
-    assert RustReward(options)("fn half( {", read_row({"prompt": "Halve."}, options)).value < 0
-    assert REWARD(HALF, EXAMPLE).value == 0.0
+    if name == "a function":  # without a block: code only where no hidden tests are paid
+        assert RustReward(options)(HALF, read_row({"prompt": "Halve."}, options)).parts["build"] == 1.0
+        assert REWARD(HALF, EXAMPLE).value == 0.0
 
 
 @needs_cargo
@@ -483,40 +426,15 @@ def test_problems_without_tests_are_said_and_pay_no_tests(monkeypatch, tmp_path,
     assert paid.value == paid.maximum == pytest.approx(0.25) and paid.solved
 
 
-@pytest.fixture
-def install(monkeypatch, tmp_path):
-    """Makes programs of these names, shell scripts, the only ones that there are."""
+def test_where_rust_is_not_installed_the_task_is_refused_in_one_line(tmp_path, monkeypatch):
     rust_build.toolchain.cache_clear()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-
-    def put(scripts, folder):
-        (tmp_path / folder).mkdir(parents=True)
-        for name, script in scripts.items():
-            (tmp_path / folder / name).write_text(f"#!/bin/sh\n{script.replace('FOLDER', str(tmp_path))}\n")
-            (tmp_path / folder / name).chmod(0o755)
-
-    yield put
-    rust_build.toolchain.cache_clear()
-
-
-BROKEN = {
-    "nothing is installed": ({}, {}, r"needs rustc and cargo and cc: install Rust from https://rustup\.rs"),
-    # Without walls the sandbox's user does not come as far as the script: pytest's folders are closed to others.
-    "a cargo that does not run": (
-        {"rustc": "echo FOLDER/rust", "cargo": "", "cc": ""},
-        {"rustc": "", "clippy-driver": "", "cargo": "echo 'no such library\nat all' >&2; exit 127"},
-        r"Rust in .*rust/bin does not run in the sandbox \(.*\): install Rust where",
-    ),
-}
-
-
-@pytest.mark.parametrize(("programs", "toolchain", "said"), BROKEN.values(), ids=BROKEN)
-def test_a_rust_that_does_not_work_is_refused_in_one_line(programs, toolchain, said, install, tmp_path):
-    install(programs, "bin")
-    install(toolchain, "rust/bin")
+    monkeypatch.setenv("PATH", str(tmp_path))
     rows = [{**ROW, "slug": f"o{n}", "instructions": f"Do {n}."} for n in range(20)]
     task = load_task("rust", data_path=written(tmp_path / "rows.jsonl", rows))
     for ask in (lambda: task.dataset.train, task.notes):
-        with pytest.raises(UserError, match=said) as refused:
+        with pytest.raises(
+            UserError, match=r"needs rustc and cargo and cc: install Rust from https://rustup\.rs"
+        ) as no:
             ask()
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(no.value)
+    rust_build.toolchain.cache_clear()

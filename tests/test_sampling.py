@@ -5,8 +5,6 @@ import random
 from dataclasses import asdict, replace
 
 import pytest
-from together import together
-from two_samplers import STEPS, TASK, sampled_steps, single_precision
 
 from minrl import sampling
 from minrl.dataflow import Example, LostEpisode, Reward, TrainState, UserError
@@ -23,7 +21,17 @@ from minrl.sampling import (
     training_plan,
     warn_of_failures,
 )
+from minrl.tasks import Task
+from minrl.tasks.task import split
 from tests.parsed import sized
+
+
+def odd(completion, example):
+    """Whether the first number is odd: a coin to a policy of random weights."""
+    return Reward(float(any(word.isdigit() and int(word) % 2 for word in completion.split()[:1])))
+
+
+TASK = Task(split([Example(f"{n} {n + 1}", f"{n} {n + 1}", {}) for n in range(24)], 0.25), odd, cheap=True)
 
 
 def config_of(prompts=4, temperature=1.0, **sampling):
@@ -220,19 +228,3 @@ def test_a_function_of_a_file_chooses_the_examples_by_their_solve_rates(tmp_path
         require_sampler(config_of(sampler="mine.py:none"))
     with pytest.raises(UserError, match="sampler and curriculum both"):
         config_of(sampler="mine.py:hardest", curriculum=True)
-
-
-@pytest.mark.parametrize(("count", "refill_rounds"), [(3, 2)])
-def test_several_processes_sample_what_one_does(processes, count, refill_rounds):
-    alone = sampled_steps(refill_rounds, single_precision(processes))
-    found = together(count, single_precision, lambda policy: sampled_steps(refill_rounds, policy))
-    for seen in found:
-        assert [{**step, "mine": None} for step in seen] == [{**step, "mine": None} for step in alone]
-    for step, *shares in zip(alone, *found, strict=True):  # each completion is sampled once, by one of them
-        seeds = [seed for _, _, seed, _ in step["all"]]
-        assert len(set(seeds)) == len(seeds)
-        assert sorted(seed for share in shares for seed in share["mine"]) == sorted(seeds) == sorted(step["mine"])
-    assert len(alone) == STEPS and alone[-1]["state"]["examples_drawn"] == sum(sum(step["rounds"]) for step in alone)
-    if refill_rounds:
-        assert {len(step["rounds"]) for step in alone} & {2, 3}
-        assert any(size % count for step in alone for size in step["rounds"])

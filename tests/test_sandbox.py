@@ -52,24 +52,20 @@ def processes_with(marker):
     return found
 
 
-def test_a_program_runs_and_what_it_prints_comes_back(level):
-    outcome = run(
-        level, "import sys; print(sys.stdin.read() + open('a/b.txt').read())", files={"a/b.txt": b"there"}, stdin=b"hi "
-    )
+def test_what_a_program_prints_and_its_status_come_back(level):
+    source = "import sys; print(sys.stdin.read() + open('a/b.txt').read())"
+    outcome = run(level, source, files={"a/b.txt": b"there"}, stdin=b"hi ")
     assert (outcome.status, outcome.exit_code, outcome.text) == ("ok", 0, "hi there\n"), outcome.stderr
-
-
-def test_exit_codes_and_standard_error_come_back(level):
     outcome = run(level, "import sys; sys.stderr.write('no'); sys.exit(3)")
     assert (outcome.status, outcome.exit_code, outcome.stderr) == ("error", 3, b"no")
 
 
 def test_an_infinite_loop_ends_with_its_processor_time_or_its_deadline(level):
-    busy = run(level, "while True: pass", Limits(cpu_s=1.0, wall_s=600.0))
+    busy = run(level, "while True: pass", Limits(cpu_s=0.3, wall_s=600.0))
     idle = run(level, "import time; time.sleep(600)", Limits(wall_s=0.3))
     assert (busy.status, idle.status) == ("timeout", "timeout")
     assert max(busy.seconds, idle.seconds) < 300
-    ended = run(level, "while True: pass", Limits(wall_s=0.5))
+    ended = run(level, "while True: pass", Limits(wall_s=0.4))
     assert ended.status == "timeout" and ended.processor_s > idle.processor_s < 0.1
 
 
@@ -117,18 +113,10 @@ def test_a_sleeping_grandchild_in_a_session_of_its_own_is_killed(level):
     assert run(level, f"import os, time\n{grandchild}os.close(1); os.close(2); os._exit(0)").status == "ok"
 
 
-def test_the_parents_environment_cannot_be_read(level, monkeypatch):
+def test_a_program_has_the_environment_that_it_is_given_alone(level, monkeypatch):
     monkeypatch.setenv("MINRL_SECRET", "hunter2")
-    source = """
-import os, glob
-print(dict(os.environ))
-for path in glob.glob('/proc/[0-9]*/environ'):
-    try: print(open(path).read())
-    except OSError: pass
-"""
-    outcome = run(level, source, environment={"GIVEN": "yes"})
-    assert "hunter2" not in outcome.text
-    assert "'GIVEN': 'yes'" in outcome.text
+    outcome = run(level, "import os; print(dict(os.environ))", environment={"GIVEN": "yes"})
+    assert "hunter2" not in outcome.text and "'GIVEN': 'yes'" in outcome.text
 
 
 def test_the_parents_files_cannot_be_read(level, tmp_path):
@@ -279,17 +267,6 @@ def test_a_run_gives_its_level_to_the_processes_that_it_starts(monkeypatch):
         sandbox.describe()
 
 
-def test_a_late_trial_chooses_no_weaker_level(monkeypatch):
-    monkeypatch.setattr(sandbox, "START", SLOW_START)
-    monkeypatch.setattr(sandbox, "TRIAL_S", 0.2)
-    with pytest.raises(UserError, match="the machine is too busy"):  # the walls do not stand in time
-        sandbox._trial(["true"], "namespaces")
-    monkeypatch.undo()
-    monkeypatch.setattr(sandbox, "TRIAL_S", 1.0)
-    with pytest.raises(UserError, match="the machine is too busy"):  # the command does not end in time
-        sandbox._trial(["sleep", "60"], "limits")
-
-
 def wait_for(condition, seconds=120.0):
     """Until the condition holds, which it must."""
     end = time.monotonic() + seconds
@@ -299,16 +276,16 @@ def wait_for(condition, seconds=120.0):
 
 
 SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl.sandbox import walls
-def slow(launch): return lambda *call: (time.sleep(1.5), launch(*call))
+def slow(launch): return lambda *call: (time.sleep(0.8), launch(*call))
 walls.LAUNCH.update({level: slow(launch) for level, launch in walls.LAUNCH.items()})
 from minrl.sandbox.process import main; main(int(sys.argv[2]))"""
 
 
 def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch):
     monkeypatch.setattr(sandbox, "START", SLOW_START)  # as on a machine that is busy
-    call = Call(["sh", "-c", "echo 1"], {}, Limits(wall_s=1.4))
+    call = Call(["sh", "-c", "echo 1"], {}, Limits(wall_s=0.75))
     outcome = sandbox.start(call, level).result()
-    assert outcome.status == "ok" and outcome.text == "1\n" and outcome.seconds < 1.4
+    assert outcome.status == "ok" and outcome.text == "1\n" and outcome.seconds < 0.75
     monkeypatch.setattr(sandbox, "START_S", 0.2)
     with pytest.raises(SandboxError, match=r"the walls did not stand within 0.2 s"):
         sandbox.start(call, level).result()

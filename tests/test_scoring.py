@@ -7,15 +7,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoModelForCausalLM,
-    GemmaConfig,
-    GPTNeoXConfig,
-    MistralConfig,
-    PhiConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM
 
 from minrl.batch import micro_batches, pack
 from minrl.dataflow import UserError
@@ -28,23 +20,14 @@ from minrl.models.attention import StreamAttention
 from minrl.models.check import verify
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.scoring import Method, padded_rows, row_tokens, score, set_method
+from tests.conftest import small_config
 
-SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
 SHAPES = {
-    "qwen3": Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
-    "mistral": MistralConfig(**SMALL, sliding_window=3),
-    "qwen2-sliding": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=3, max_window_layers=1),
-    "gemma": GemmaConfig(**SMALL, head_dim=8),
-    "gpt-neox": GPTNeoXConfig(**{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}),
+    "qwen3": small_config("qwen3", head_dim=16, tie_word_embeddings=True),
+    "mistral": small_config("mistral", sliding_window=3),
+    "qwen2-sliding": small_config("qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=1),
+    "gemma": small_config("gemma", head_dim=8),
+    "gpt-neox": small_config("gpt_neox", num_key_value_heads=4),
 }
 
 
@@ -210,7 +193,7 @@ def test_chunked_logprobs_and_their_gradients(monkeypatch, head, kept_logits, ch
 @pytest.mark.parametrize(("bias", "refused"), [(0.0004, False), (0.1, True)])
 def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeypatch):
     # A bias of b on one of two halves of the vocabulary moves log-probabilities by at most b, by about half of it.
-    model = make_model(PhiConfig(**{**SMALL, "num_key_value_heads": 4}), torch.float32)
+    model = make_model(small_config("phi", num_key_value_heads=4), torch.float32)
     with torch.no_grad():
         model.lm_head.bias.zero_()[:20] = bias
     monkeypatch.setattr("minrl.models.scoring.output_head", lambda model: Head(model.lm_head.weight))

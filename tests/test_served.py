@@ -139,30 +139,17 @@ def test_a_prompt_that_begins_the_answer_is_refused():
 def test_a_judge_that_fails_is_asked_again_and_the_model_is_not(server, tasks, tmp_path):
     down, asked = [True], []
 
-    def judge(body):
-        if down[0] and "numbers 3" in body["messages"][-1]["content"]:
-            return BROKEN
-        return answer("Score: 10")
-
     def reply(body):
         if body["model"] == "j":
-            return judge(body)
+            broken = down[0] and "numbers 3" in body["messages"][-1]["content"]
+            return BROKEN if broken else answer("Score: 10")
         asked.append(body)
         return says(body)
 
     server.reply = reply
     server.models = ["m", "j"]
-    command = [
-        "--models",
-        f"openai:m@{server.url}",
-        "--task",
-        tasks[0],
-        "--output",
-        tmp_path / "out",
-        "--judge-cache",
-        "",
-    ]
-    command += ["--judge-model", "j", "--judge-base-url", server.url, "--judge-retries", "0"]
+    command = ["--models", f"openai:m@{server.url}", "--task", tasks[0], "--output", tmp_path / "out"]
+    command += ["--judge-model", "j", "--judge-base-url", server.url, "--judge-retries", "0", "--judge-cache", ""]
     assert run(*command, flags=FLAGS) == 1
     (result,), before = summary_of(tmp_path / "out")["results"], len(asked)
     assert (result["unscored"], result["missing"]) == (4, 0)  # three samples and the greedy one

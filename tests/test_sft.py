@@ -1,16 +1,10 @@
-"""Supervised fine-tuning: which rows, which tokens, whatever the packing; resumed to the same weights; the filter."""
+"""Supervised fine-tuning: which rows, which tokens, whatever the packing; and the filter. test_resume.py resumes it."""
 
 import json
 import math
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -22,7 +16,6 @@ from minrl.__main__ import main
 from minrl.dataflow import TrainState, UserError
 from minrl.models.chat import question_of
 from minrl.models.distributed import Processes
-from minrl.run.folder import RunFolder
 from minrl.run.setup import Parts
 from minrl.sft import sft
 from minrl.sft.config import SftConfig
@@ -38,14 +31,12 @@ from minrl.sft.demonstrations import (
 from minrl.sft.sft import fine_tune, steps_of
 from minrl.sft.step import sft_step
 from minrl.tasks import load_task
-from minrl.tasks.hanoi import HanoiOptions
-from minrl.tracking import session as logger
 from minrl.tracking.session import Session
-from tests.forked import Forked
-from tests.killing import killed_at, signalled_at
+from minrl.utils.files import read_jsonl
 from tests.parsed import sized
+from tests.runs import Run, write_rows
+from tests.say_sevens import EXAMPLES, SAY_SEVENS
 
-ROOT = Path(__file__).parent.parent
 BOUND = 1e-6
 """In double precision; transformers' RMSNorm computes in float32 inside."""
 
@@ -162,11 +153,6 @@ def test_the_end_of_a_chat_is_what_closes_the_turn(policy):
     assert end_token(policy, chat=False) == policy.tokenizer.eos_token_id
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def read(path, **settings):
     config = SftConfig(data=str(path), **settings)
     return read_demonstrations(config, config.data)
@@ -186,7 +172,7 @@ def test_equal_rows_count_once_and_messages_are_rows_too(policy, tmp_path):
         {"q": "1", "messages": [*chat, {"role": "assistant", "content": "4"}]},
         {"q": "1", "a": [{"role": "assistant", "content": [{"type": "text", "text": "5"}]}]},
     ]
-    path = write(tmp_path / "rows.jsonl", rows)
+    path = write_rows(tmp_path / "rows.jsonl", *rows)
     names = {"prompt_column": "q", "response_column": "a"}
     found = [row.turns[0] for row in read(path, **names)]
     assert found == [("1", "2"), ("1", "2"), (chat, "2"), (chat, "4"), ("1", "5")]
@@ -212,7 +198,7 @@ def talk(*weights):
 )
 def test_each_answer_of_a_conversation_is_learned_but_those_of_weight_0(policy, tmp_path, weights, learned):
     (row,) = loaded(
-        write(tmp_path / "rows.jsonl", [talk(*weights)]), policy, held_out_share=0.0, loss_on="assistant"
+        write_rows(tmp_path / "rows.jsonl", talk(*weights)), policy, held_out_share=0.0, loss_on="assistant"
     ).train
     assert policy.decode_all([i for i, own in zip(row.ids, row.loss_mask, strict=True) if own]) == learned
     shown = [message | {"weight": None} for message in talk(*weights)["messages"]]
@@ -227,20 +213,10 @@ def test_each_answer_of_a_conversation_is_learned_but_those_of_weight_0(policy, 
         ('{"prompt": "1"}', r"needs `prompt` and `response` \(it has prompt\): name its columns with --prompt-column"),
         ('{"prompt": "1", "response": null}', "`response` must be a string or a list of .* message, got None"),
         ('{"prompt": "1", "response": "2", "tools": [{}]}', "`tools` is not shown to the model"),
-        (
-            '{"prompt": "1", "response": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}',
-            "`tool_calls` of the assistant's message is not learned",
-        ),
-        ('{"messages": [{"role": "user", "content": "1"}], "tools": "x"}', "`tools` is a text and no JSON: Expecting"),
-        ('{"prompt": [{"role": "user", "content": [{"type": "text"}]}], "response": "1"}', "holds a part without text"),
         ('{"prompt": [{"role": "user"}], "response": "1"}', "`prompt` must be a text or a list of messages"),
         (json.dumps({"messages": talk(None)["messages"][::-1]}), "`messages` must end with the assistant's"),
         ('{"prompt": "1", "response": "2", "weight": 0}', "`weight` of a row is not obeyed"),
-        ('{"prompt": "1", "response": "2", "loss_mask": [0]}', "`loss_mask` of a row is not obeyed"),
-        (
-            '{"prompt": "1", "response": [{"role": "assistant", "content": "2", "weight": 0}]}',
-            "no answer .* is learned",
-        ),
+        (json.dumps({"prompt": "1", "response": talk(0)["messages"][1:]}), "no answer .* is learned"),
         (json.dumps(talk(1, 1)), "message 2 has weight 1 and is not learned: give --loss-on assistant"),
         (json.dumps(talk(None, 0.5)), "`weight` of message 4 must be 0 or 1, got 0.5"),
     ],
@@ -252,19 +228,12 @@ def test_what_is_no_row_is_refused_with_its_number(tmp_path, line, message):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("flag", ["--data", "--eval-data"])
-def test_a_file_of_rows_that_is_not_there_is_a_users_mistake(tmp_path, flag):
-    data = str(write(tmp_path / "rows.jsonl", [{"prompt": "1", "response": "2"}]))
-    with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
-        main(["sft", *FLAGS, *folders(tmp_path), "--data", data, flag, str(tmp_path / "none.jsonl")])
-
-
 def test_held_out_prompts_and_rows_that_do_not_fit_are_not_trained_on(policy, tmp_path):
     task = load_task("countdown")
     kept_back, free = task.dataset.held_out[0], task.dataset.train[:30]
     rows = [{"prompt": e.prompt, "response": r} for e in [kept_back, *free] for r in ("1", "2")]
     rows.append({"prompt": "numbers 1", "response": " ".join(["7"] * 100)})
-    data = str(write(tmp_path / "rows.jsonl", rows))
+    data = str(write_rows(tmp_path / "rows.jsonl", *rows))
     rows = loaded(data, policy, task, held_out_share=0.3, max_row_tokens=50)
     train, held_out = ({rollout.example_id for rollout in part} for part in (rows.train, rows.held_out))
     # Every row is in one of the two, but for the task's own held-out problem and the row of 100 sevens.
@@ -283,7 +252,7 @@ def shown_as(policy, path, task=None, **settings):
 
 
 def test_a_text_is_shown_as_the_task_shows_its_prompts_or_through_the_template_that_there_is(policy, tmp_path, sevens):
-    path = write(tmp_path / "rows.jsonl", [{"prompt": "numbers 3 5", "response": "7"}])
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": "numbers 3 5", "response": "7"})
     text, chat = {"numbers 3 5"}, {"<user> numbers 3 5 <assistant>"}
     assert shown_as(policy, path) == chat  # as any chat model is asked when it is evaluated
     assert shown_as(policy, path, load_task("countdown")) == chat  # which poses messages
@@ -308,7 +277,7 @@ def test_a_held_out_prompt_is_recognised_by_what_the_policy_is_shown_and_by_its_
     shown = {form: "<user> {} <assistant>".format(" ".join(free[-1]["content"].split())) for form in forms[:3]}
     for form, prompt in zip(forms, held_out, strict=True):
         rows = [{"prompt": form(prompt), "response": "7"}, {"prompt": form(free), "response": "7"}]
-        trained = shown_as(policy, write(tmp_path / "rows.jsonl", rows), task)
+        trained = shown_as(policy, write_rows(tmp_path / "rows.jsonl", *rows), task)
         assert len(trained) == 1 and (form not in shown or trained == {shown[form]})
 
 
@@ -317,7 +286,7 @@ def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundr
     known = [{"prompt": f"numbers {n} {m}", "response": "7"} for n in range(8) for m in range(8)]
 
     def load(count, prompt, response):
-        path = write(tmp_path / "rows.jsonl", [{"prompt": prompt, "response": response}, *known[:count]])
+        path = write_rows(tmp_path / "rows.jsonl", {"prompt": prompt, "response": response}, *known[:count])
         return loaded(path, policy, held_out_share=0.0, prompt_format="text")
 
     for lacking in (("numbers zwei drei", "7"), ("numbers 3", "sieben acht")):
@@ -326,146 +295,54 @@ def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundr
             load(16, *lacking)
 
 
-HANOI = "--hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4"
-SMALL = f"""--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 2  --threads 1
-    --device cpu --task hanoi {HANOI} --max-tokens 16 --eval-examples 8 --eval-samples 1"""
-BASE = SMALL.split()
-STEPS = "--steps 6 --batch-size 4 --save-every 2 --eval-every 3 --rollouts-every 2"
-NAME = "rows-sft"
-FLAGS = [*BASE, *STEPS.split(), "--run-name", NAME]
+FLAGS = [*SAY_SEVENS, *str.split("""--batch-size 4 --steps 6 --eval-every 3 --eval-examples 4 --eval-samples 1
+    --held-out-share 0.3 --learning-rate 2e-3 --threads 1 --device cpu --quiet""")]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def rows_file(tmp_path_factory):
-    """Solutions of training problems, and of a held-out one."""
-    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2, peg_names=4)})
-    rng = random.Random(0)
-    examples = [*task.dataset.train[:60], task.dataset.held_out[0]]
-    rows = [{"prompt": e.prompt, "response": task.demonstrations(e, rng)} for e in examples for _ in range(3)]
-    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
-
-
-@pytest.fixture
-def place(tmp_path, uninterrupted):
-    """A folder that has the base model at hand."""
-    for base in (uninterrupted[0] / "checkpoints").glob("base-*"):
-        shutil.copytree(base, tmp_path / "checkpoints" / base.name)
-    return tmp_path
-
-
-def folders(folder):
-    return ["--runs-dir", str(folder / "runs"), "--checkpoints-dir", str(folder / "checkpoints")]
-
-
-def summary(folder):
-    return json.loads((folder / "runs" / NAME / "summary.json").read_text())
-
-
-def lines_of(folder):
-    return RunFolder(folder / "runs" / NAME).metrics
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, rows_file):
-    folder = tmp_path_factory.mktemp("whole")
-    assert main(["sft", *FLAGS, *folders(folder), "--data", str(rows_file)]) == 0
-    return folder, summary(folder)
-
-
-def assert_as_never_stopped(folder, whole):
-    found = summary(folder)
-    for name in ("weights_sha256", "eval_after", "held_out_loss", "train_rows", "steps"):
-        assert found[name] == whole[name], name
-    assert [line["step"] for line in lines_of(folder)] == list(range(7))
+def run(tmp_path_factory, sevens_base):
+    """A run on rows whose answers are all 7."""
+    place = tmp_path_factory.mktemp("whole")
+    rows = write_rows(place / "rows.jsonl", *({"prompt": one.prompt, "response": "7"} for one in EXAMPLES))
+    made = Run(place, [*FLAGS, "--data", str(rows)], "sft").given_base_of(sevens_base)
+    assert made.here() == 0
+    return made
 
 
 @pytest.mark.learns
-def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
-    folder, found = uninterrupted
-    lines = lines_of(folder)
+def test_a_run_measures_rows_and_task_and_learns(run):
+    lines, found = run.metrics, run.summary
     assert [line["step"] for line in lines if "sft/held_out_loss" in line] == [0, 3, 6]
-    assert all(f"eval/hanoi/{name}" in lines[3] for name in ("pass@1", "pass@1_low", "pass@1_high", "entropy"))
-    assert 0 < lines[6]["sft/entropy"] < math.log(1000)  # of fewer words than that
+    assert all(f"eval/sevens/{name}" in lines[3] for name in ("pass@1", "pass@1_low", "pass@1_high", "entropy"))
+    assert 0 < lines[6]["sft/entropy"] < math.log(100)  # of fewer words than that
     assert found["held_out_loss"]["6"] < found["held_out_loss"]["0"]
     assert lines[6]["sft/epoch"] == pytest.approx(24 / found["train_rows"])
     assert found["algorithm"] == "sft" and "pass@1" in found["eval_after"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
-def test_a_run_that_ends_anywhere_continues_to_the_same_weights(place, rows_file, uninterrupted, moment, call):
-    with killed_at(logger if moment == "save_checkpoint" else sft, moment, call):
-        main(["sft", *FLAGS, *folders(place), "--data", str(rows_file)])
-    assert main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
-    assert_as_never_stopped(place, uninterrupted[1])
-
-
-def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(place, rows_file, uninterrupted):
-    with signalled_at(sft, "sft_step", 3):
-        assert main(["sft", *FLAGS, *folders(place), "--data", str(rows_file)]) == 143
-    assert [line["step"] for line in lines_of(place)] == [0, 1, 2, 3]
-    assert main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
-    assert_as_never_stopped(place, uninterrupted[1])
-    assert [line["step"] for line in lines_of(place) if "sft/held_out_loss" in line] == [0, 3, 6]
-
-
-@pytest.mark.slow
-def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
-    # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
-    shutil.copytree(place / "checkpoints", place / "twice" / "checkpoints")
-    adapters = ["--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "5e-4", "--schedule", "constant"]
-    assert main(["sft", *FLAGS, *adapters, *folders(place)]) == 0
-    once = summary(place)
-    assert once["held_out_loss"]["6"] < once["held_out_loss"]["0"] == uninterrupted[1]["held_out_loss"]["0"]
-    assert main(["sft", *FLAGS, *adapters, *folders(place / "twice"), "--steps", "3"]) == 0
-    assert summary(place / "twice")["weights_sha256"] != once["weights_sha256"]
-    assert main(["sft", "--resume", "latest", "--steps", "6", "--runs-dir", str(place / "twice" / "runs")]) == 0
-    assert summary(place / "twice")["weights_sha256"] == once["weights_sha256"]
-
-
-def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_file):
-    own = write(place / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
-    assert main(["sft", *FLAGS, *folders(place), "--data", str(own), "--steps", "1"]) == 0
+def test_a_run_is_not_resumed_with_other_rows_or_by_another_program(run, tmp_path):
+    shutil.copytree(run.place, tmp_path / "copy")
+    own = replace(run, place=tmp_path / "copy")
     with pytest.raises(UserError, match=r"is not one of minrl train: continue it with .*python -m minrl sft --resume"):
-        main(["train", "--resume", NAME, "--runs-dir", str(place / "runs")])
+        replace(own, program="train").here("--resume", own.folder)
     with pytest.raises(UserError, match="only --steps, --epochs, --stop-at and --patience may change, got --seed"):
-        main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs"), "--seed", "1"])
-    own.write_text(own.read_text() + json.dumps({"prompt": "zebra " * 50, "response": "2"}) + "\n")  # unknown, too
+        own.resume("--seed", 1)
+    rows = run.place / "rows.jsonl"  # config.json names it
+    before = rows.read_text()
+    rows.write_text(before + json.dumps({"prompt": "zebra " * 50, "response": "2"}) + "\n")  # unknown, too
     with pytest.raises(UserError, match=r"are not those that run .* began with"):
-        main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs"), "--steps", "2"])
+        own.resume("--steps", 7)
+    rows.write_text(before)
 
 
 @pytest.mark.learns
-def test_a_model_is_trained_without_a_task(place, rows_file, uninterrupted):
-    model = str(next((uninterrupted[0] / "checkpoints").glob("base-*")))
-    flags = ["--model-id", model, "--device", "cpu", "--threads", "1", "--epochs", "0.5", "--batch-size", "8"]
-    flags += ["--run-name", NAME]
-    assert main(["sft", *flags, *folders(place), "--data", str(rows_file), "--max-examples", "16"]) == 0
-    found = summary(place)
-    assert found["steps"] == 1 and found["train_rows"] == 16  # half of 16 rows are one batch of 8
-    assert found["held_out_loss"]["1"] < found["held_out_loss"]["0"]
-
-
-def start(folder, rows_file, *flags):
-    command = [sys.executable, "-m", "minrl", "sft", *flags, *folders(folder)]
-    command += [] if "--resume" in flags else ["--data", str(rows_file)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return Forked(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_continues_to_the_same_weights(tmp_path, rows_file, uninterrupted):
-    flags = FLAGS
-    for steps in (2, 4, 6):
-        process = start(tmp_path, rows_file, *flags)
-        deadline = time.monotonic() + 300
-        while len(lines_of(tmp_path)) < steps and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=300)
-        flags = ["--resume", "latest"]
-    assert start(tmp_path, rows_file, *flags).wait(timeout=600) == 0
-    assert_as_never_stopped(tmp_path, uninterrupted[1])
+def test_a_model_is_trained_without_a_task(run, tmp_path):
+    (base,) = (run.place / "checkpoints").glob("base-*")
+    flags = f"--model-id {base} --device cpu --threads 1 --epochs 0.5 --batch-size 8 --learning-rate 2e-3 --quiet"
+    own = Run(tmp_path, [*flags.split(), "--data", str(run.place / "rows.jsonl"), "--max-examples", "16"], "sft")
+    assert own.here() == 0
+    assert own.summary["steps"] == 1 and own.summary["train_rows"] == 16  # half of 16 rows are one batch of 8
+    assert own.summary["held_out_loss"]["1"] < own.summary["held_out_loss"]["0"]
 
 
 RIGHT, WRONG = "<answer> 7 + 5 - 3 </answer>", "<answer> 3 + 5 + 7 </answer>"
@@ -473,7 +350,7 @@ PROBLEM = {"numbers": [3, 7, 5], "target": 9}
 
 
 def keep(tmp_path, lines, *flags):
-    (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))
+    (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))  # some are no JSON
     output = tmp_path / "made" / "out.jsonl"
     task = ["--task", "countdown", "--data", str(tmp_path / "in.jsonl"), "--output", str(output)]
     assert main(["filter", *task, *flags]) == 0
@@ -512,15 +389,14 @@ def test_the_filter_leaves_out_rows_that_show_a_held_out_problem_and_counts_them
     (tmp_path / "filtered_sums.py").write_text(ADD)
     name, rows = f"{tmp_path}/filtered_sums.py:sums", tmp_path / "rows.jsonl"
     dataset = load_task(name).dataset
-    for prompt in ("{}", "User: {}\nAssistant:", [{"role": "user", "content": "Answer in a word. {} Be quick."}]):
-        lines = [
-            json.dumps({"prompt": prompt, "n": one["n"], "response": f"{one['n'] ** 2}"}).replace("{}", one.prompt)
-            + "\n"
+    for prompt in ("%s", "User: %s\nAssistant:", [{"role": "user", "content": "Answer in a word. %s Be quick."}]):
+        made = [
+            json.loads(json.dumps({"prompt": prompt, "n": one["n"], "response": str(one["n"] ** 2)}) % one.prompt)
             for one in (dataset.train[0], dataset.held_out[0])
         ]
-        rows.write_text("".join(lines))
+        write_rows(rows, *made)
         assert main(["filter", "--task", name, "--data", str(rows), "--output", str(tmp_path / "out.jsonl")]) == 0
-        assert (tmp_path / "out.jsonl").read_text() == lines[0]
+        assert read_jsonl(tmp_path / "out.jsonl") == made[:1]
         assert "kept 1 of 2 rows; 0 are not correct, 1 show a held-out problem" in capsys.readouterr().err
 
 
@@ -530,22 +406,18 @@ def test_the_filter_knows_a_held_out_problem_by_the_key_that_its_task_divides_by
     for order in (numbers, numbers[::-1]):  # the same numbers in another order
         total = " + ".join(map(str, order))
         row = {"response": f"<answer> {total} </answer>", "numbers": order, "target": sum(order)}
-        assert keep(tmp_path, [json.dumps(row), json.dumps({"response": RIGHT, **PROBLEM})]) == [
-            json.dumps({"response": RIGHT, **PROBLEM})
-        ]
+        free = json.dumps({"response": RIGHT, **PROBLEM})
+        assert keep(tmp_path, [json.dumps(row), free]) == [free]
         assert "1 show a held-out problem" in capsys.readouterr().err
 
 
 def test_the_filter_reads_ground_truth_and_fails_where_no_row_could_be_scored(tmp_path, capsys):
     """Rows of the published MATH post-training: a prompt, a response and a `ground_truth`."""
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(
-            json.dumps({"prompt": "p", "response": text, "ground_truth": "54"}) + "\n" for text in ("#### 54", "54")
-        )
-    )
-    flags = ["--task", "gsm8k", "--data", str(tmp_path / "rows.jsonl"), "--output"]
+    row = {"prompt": "p", "ground_truth": "54"}
+    rows = write_rows(tmp_path / "rows.jsonl", {**row, "response": "#### 54"}, {**row, "response": "54"})
+    flags = ["--task", "gsm8k", "--data", str(rows), "--output"]
     assert main(["filter", *flags, str(tmp_path / "kept.jsonl")]) == 0
     assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 1
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"response": "#### 54"}) + "\n")
+    write_rows(rows, {"response": "#### 54"})
     assert main(["filter", *flags, str(tmp_path / "none.jsonl")]) == 1
     assert "1 could not be scored, the first (row 1: the row lacks 'answer'" in capsys.readouterr().err

@@ -7,14 +7,12 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minrl.models.shape import UNLIMITED, cached_numbers, context_length
-
-SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "eos_token_id": 1}
-HEADS = {"num_attention_heads": 4, "intermediate_size": 48, "bos_token_id": None}
+from tests.conftest import small_config
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("llama", 2), ("qwen3", 4), ("gpt2", 4)])
 def test_a_cache_holds_as_many_numbers_as_are_counted(kind, groups):
-    config = CONFIG_MAPPING[kind](**SMALL, **HEADS, num_key_value_heads=groups)
+    config = small_config(kind, num_key_value_heads=groups)
     model = AutoModelForCausalLM.from_config(config).eval()
     cache = model(torch.ones(1, 5, dtype=torch.long), use_cache=True).past_key_values
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)

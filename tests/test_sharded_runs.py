@@ -1,128 +1,133 @@
 """Whole runs whose weights are sharded: what they save, and what goes on from it in another number of processes."""
 
-import gzip
-import json
 import pickle
 import shutil
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
 from crew import crew
 from safetensors.torch import load_file
+from torch.profiler import profile
 
 from minrl.__main__ import main
-from minrl.dataflow import UserError
-from minrl.models.lora import Adapters
-from minrl.models.sharding import without_storage
+from minrl.models.distributed import Processes
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.sharding import named_weights, sharded_policy, without_storage
+from minrl.policy import as_policy
 from minrl.run.checkpoint import is_whole, save_policy
-from tests.parsed import sized
+from tests.conftest import CPU, adapt
+from tests.runs import Run
 
 STEPS = 4
 
 
-def trained(folder, count, *flags):
-    """The exit status of a run of train.py in so many processes."""
-    common = (
-        f"--task countdown --model-id {folder}/model --runs-dir {folder}/runs --checkpoints-dir {folder}/checkpoints "
-        "--prompts-per-step 3 --group-size 2 --max-tokens 6 --learning-rate 1e-3 --warmup-steps 0 --save-every 2 "
-        "--keep-checkpoints 0 --eval-every 0 --eval-examples 3 --eval-samples 2 --rollouts-every 1 --threads 1 "
-        "--device cpu --quiet --no-preflight"
-    )
-    statuses = crew(count, main, ["train", *([] if "--resume" in flags else common.split()), *map(str, flags)])
-    assert set(statuses) == {0}
+def trained(run, count, *more):
+    """The run after train.py in so many processes."""
+    assert set(crew(count, main, run.words(*more))) == {0}
+    return run
 
 
-def summary(folder, name):
-    return json.loads((folder / "runs" / name / "summary.json").read_text())
+def weights(run, step):
+    return load_file(run.checkpoints / f"step_{step:06d}" / "model.safetensors")
 
 
-def weights(folder, name, step):
-    return load_file(folder / "checkpoints" / name / f"step_{step:06d}" / "model.safetensors")
-
-
-def ids(folder, name, step):
+def ids(run, step):
     """The tokens of a step's rollouts."""
-    with gzip.open(folder / "runs" / name / "rollouts" / f"step_{step:06d}.jsonl.gz", "rt") as lines:
-        return [line["ids"] for line in map(json.loads, lines)]
+    return [line["ids"] for line in run.rollouts[f"step_{step:06d}.jsonl.gz"]]
 
 
 @pytest.fixture
-def folder(policy, tmp_path):
+def run(policy, tmp_path):
     save_policy(policy, tmp_path / "model")
-    return tmp_path
+    flags = f"""--task countdown --model-id {tmp_path}/model --prompts-per-step 3 --group-size 2 --max-tokens 6
+        --learning-rate 1e-3 --warmup-steps 0 --save-every 2 --keep-checkpoints 0 --eval-every 0 --eval-examples 3
+        --eval-samples 2 --rollouts-every 1 --threads 1 --device cpu --quiet --no-preflight --sharding full"""
+    return Run(tmp_path, flags.split())
 
 
 @pytest.mark.slow
-def test_a_sharded_run_saves_what_one_process_saves(folder):
-    flags = ("--lora-rank", "4", "--passes-per-step", "2", "--kl-coef", "0.1")
-    trained(folder, 2, "--run-name", "two", "--sharding", "full", "--steps", 2, *flags)
-    trained(folder, 1, "--run-name", "one", "--sharding", "full", "--steps", 2, *flags)
+def test_a_sharded_run_saves_what_one_process_saves(run):
+    flags = ("--lora-rank", "4", "--passes-per-step", "2", "--kl-coef", "0.1", "--steps", 2)
+    two, one = (trained(replace(run, name=name), count, *flags) for name, count in (("two", 2), ("one", 1)))
     for step in (1, 2):
-        assert ids(folder, "two", step) == ids(folder, "one", step)
-    saved = {name: folder / "checkpoints" / name / "step_000002" for name in ("one", "two")}
-    assert is_whole(saved["two"])
-    files = [{str(path.relative_to(place)) for path in place.rglob("*")} for place in saved.values()]
+        assert ids(two, step) == ids(one, step)
+    saved = one.checkpoints / "step_000002", two.checkpoints / "step_000002"
+    assert is_whole(saved[1])
+    files = [{str(path.relative_to(place)) for path in place.rglob("*")} for place in saved]
     assert files[0] == files[1]
     for file in (path for path in files[0] if path.endswith(".safetensors")):
-        one, two = load_file(saved["one"] / file), load_file(saved["two"] / file)
-        assert {name: tensor.shape for name, tensor in one.items()} == {name: two[name].shape for name in two}
-        for name in one:
-            assert torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-6), (file, name)
+        alone, sharded = (load_file(place / file) for place in saved)
+        assert {name: tensor.shape for name, tensor in alone.items()} == {name: sharded[name].shape for name in sharded}
+        for name in alone:
+            assert torch.allclose(alone[name], sharded[name], rtol=1e-3, atol=1e-6), (file, name)
 
 
 @pytest.mark.slow
-def test_a_sharded_run_goes_on_bit_for_bit_and_in_another_number_of_processes(folder):
-    flags = ("--sharding", "full", "--steps")
-    trained(folder, 2, "--run-name", "whole", *flags, STEPS)
+def test_a_sharded_run_is_resumed_bit_for_bit_and_in_another_number_of_processes(run, tmp_path):
+    trained(run, 2, "--steps", STEPS)
     for count in (2, 3):
-        part = folder / f"in {count}"  # as if the run had been killed after its second step
+        part = replace(run, place=tmp_path / f"in {count}")  # as if the run had been killed after its second step
         for kind in ("runs", "checkpoints"):
-            shutil.copytree(folder / kind, part / kind)
-        shutil.rmtree(part / "checkpoints" / "whole" / f"step_{STEPS:06d}")
-        places = "--runs-dir", part / "runs", "--checkpoints-dir", part / "checkpoints"
-        trained(folder, count, "--resume", "whole", *places)
+            shutil.copytree(tmp_path / kind, part.place / kind)
+        shutil.rmtree(part.checkpoints / f"step_{STEPS:06d}")
+        trained(part, count, "--resume", "run")
         if count == 2:
-            assert summary(part, "whole")["weights_sha256"] == summary(folder, "whole")["weights_sha256"]
+            assert part.summary["weights_sha256"] == run.summary["weights_sha256"]
         for step in (3, 4):
-            assert ids(part, "whole", step) == ids(folder, "whole", step)
-        expected, found = weights(folder, "whole", STEPS), weights(part, "whole", STEPS)
+            assert ids(part, step) == ids(run, step)
+        expected, found = weights(run, STEPS), weights(part, STEPS)
         for name, tensor in expected.items():
             assert torch.allclose(found[name], tensor, rtol=1e-4, atol=1e-6), (count, name)
 
 
-@pytest.fixture
-def adapted_in_bfloat16(policy):
-    """Adapters in a model whose frozen weights are held in two bytes."""
-    with torch.no_grad():
-        for weight in policy.model.parameters():
-            weight.copy_(weight.bfloat16())
-    policy.adapters = Adapters(policy.model, sized(lora_rank=4), "base", seed=0)
-    assert {weight.dtype for weight in policy.model.parameters()} == {torch.bfloat16, torch.float32}
-    return policy
+def held():
+    """The bytes of a deep model, those of its largest weight, the most that sharding it took in this process, and which
+    processes loaded it.
+    """
+    with Processes(CPU).open() as processes:
+        loads, words = [], word_tokenizer([f"w{number}" for number in range(60)])
+
+        def once():
+            loads.append(processes.rank)
+            return as_policy(small_qwen3(words, 64, 12, 2, 0), words, CPU, processes)
+
+        with profile(profile_memory=True) as profiled:
+            policy = sharded_policy(once, processes, "full")
+        events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+        taken = accumulate(event.nbytes() for event in events if event.name() == "[memory]")
+        sizes = [weight.nbytes for weight in named_weights(policy.model).values()]
+        return sum(sizes), max(sizes), max(taken), loads
+
+
+@pytest.mark.slow
+def test_one_process_loads_the_model_and_the_others_take_their_part_tensor_by_tensor():
+    for rank, (whole, largest, peak, loads) in enumerate(crew(3, held)):
+        assert loads == ([0] if rank == 0 else [])
+        assert 6 * largest < whole / 6  # the transport may let go of a few tensors late
+        if rank:
+            assert whole / 3 <= peak < whole / 2
 
 
 @pytest.mark.slow
 def test_a_frozen_opponent_is_found_by_all_processes(tmp_path):
     """The main process alone has loaded the start model, which the others play against too."""
-    flags = (
-        f"--task tictactoe --tictactoe.opponent frozen --base-steps 2  --runs-dir {tmp_path}/runs "
-        f"--checkpoints-dir {tmp_path}/checkpoints --prompts-per-step 2 --group-size 2 --max-tokens 6 --eval-every 0 "
-        "--eval-examples 2 --eval-samples 2 --threads 1 --device cpu --quiet --no-preflight --sharding full --steps 1"
-    )
-    assert crew(2, main, ["train", *flags.split()]) == [0, 0]
+    flags = """--task tictactoe --tictactoe.opponent frozen --base-steps 2 --prompts-per-step 2 --group-size 2
+        --max-tokens 6 --eval-every 0 --eval-examples 2 --eval-samples 2 --threads 1 --device cpu --quiet --no-preflight
+        --sharding full --steps 1"""
+    trained(Run(tmp_path, flags.split()), 2)
 
 
-def test_a_policy_with_held_weights_has_a_structure_to_send(adapted_in_bfloat16):
-    """Other processes get the modules without their tensors."""
-    sent = pickle.loads(pickle.dumps(without_storage(adapted_in_bfloat16)))
-    for (name, own), (other, theirs) in zip(
-        adapted_in_bfloat16.model.named_modules(), sent.model.named_modules(), strict=True
-    ):
+def test_a_policy_with_held_weights_has_a_structure_to_send(policy):
+    """Other processes get the modules without their tensors, of which adapters hold the frozen ones in two bytes."""
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.copy_(weight.bfloat16())
+    adapt(policy)
+    assert {weight.dtype for weight in policy.model.parameters()} == {torch.bfloat16, torch.float32}
+    sent = pickle.loads(pickle.dumps(without_storage(policy)))
+    for (name, own), (other, theirs) in zip(policy.model.named_modules(), sent.model.named_modules(), strict=True):
         assert (name, type(own)) == (other, type(theirs))
     assert all(weight.is_meta for weight in sent.model.parameters())
     assert sent.model.get_input_embeddings().weight is sent.model.get_output_embeddings().weight
-
-
-def test_moments_in_8_bits_are_not_sharded():
-    with pytest.raises(UserError, match="--optimizer adamw8bit takes whole weights only"):
-        sized(sharding="full", optimizer="adamw8bit")

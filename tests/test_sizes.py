@@ -79,16 +79,5 @@ def test_weights_are_counted_from_the_config_alone(tmp_path):
     assert num_weights(str(tmp_path / "nothing"), "runs") == UNKNOWN
 
 
-def test_every_program_takes_its_own_sizes():
-    """The sizes of 135M weights: each by the name that the program has for it."""
-    train, sft = parse_run(TrainerConfig, GIVEN)[0], parse_run(SftConfig, [*GIVEN, "--data", "x"])[0]
-    rounds = parse_run(ExpertIterationConfig, GIVEN)[0]
-    assert (train.prompts_per_step, train.group_size) == (SIZES.prompts_per_step, SIZES.group_size)
-    for one in (train, sft, rounds):
-        assert (one.eval_examples, one.eval_samples) == (SIZES.eval_examples, SIZES.eval_samples)
-    assert (sft.batch_size, rounds.batch_size) == (SIZES.batch_size, SIZES.batch_size)
-    assert (rounds.examples_per_round, rounds.samples_per_example) == (SIZES.examples_per_round, SIZES.group_size)
-
-
 def test_none_on_the_command_line_is_by_size_too():
     assert chosen(["--learning-rate", "None", "--max-tokens", "None"]) == (3e-4, 192)

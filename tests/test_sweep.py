@@ -6,9 +6,8 @@ import re
 import signal
 import sys
 import textwrap
-import time
 from pathlib import Path
-from threading import Event, Timer
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +19,7 @@ from minrl.tools import sweep as program
 from minrl.tools.sweep import read_plan
 from minrl.utils.processor import own_cores
 from tests.parsed import parsed
+from tests.runs import until
 
 TRAINER = """
     import json, os, signal, sys, time, yaml
@@ -132,7 +132,7 @@ def test_a_signal_ends_the_runs_and_the_same_command_goes_on(sweep, capsys):
     """The stand-in ends at a SIGINT as train.py does."""
     number = signal.SIGINT
     Path("wait-1").touch()
-    timer = Timer(0.0, lambda: _when(Path("waiting").exists) or os.kill(os.getpid(), number))
+    timer = Timer(0.0, lambda: until(Path("waiting").exists) or os.kill(os.getpid(), number))
     timer.start()
     assert sweep() == 128 + number
     timer.join()
@@ -152,7 +152,7 @@ def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monk
     assert {log.split(" ", 2)[2] for log in logs} == {f"{number} {share}" for number, share in enumerate(shares)}
 
     def fail(seconds):
-        _when(Path("waiting").exists)
+        until(Path("waiting").exists)
         raise OSError("the sweep itself fails")
 
     Path("wait-2").touch()
@@ -162,19 +162,8 @@ def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monk
     _require_none_left()
 
 
-def _when(ready):
-    deadline = time.monotonic() + 60
-    while not ready() and time.monotonic() < deadline:
-        Event().wait(0.02)
-
-
 def _require_none_left():
     """No process that the stand-in noted is there any more."""
     for line in Path("order").read_text().splitlines():
         with pytest.raises(ProcessLookupError):
             os.kill(int(line.split()[1]), 0)
-
-
-def test_a_path_in_a_name_is_as_it_is_written(tmp_path):
-    runs = planned(tmp_path, {"model_id": ["a/model", "b/model", "./other"]})
-    assert [run.name for run in runs] == [f"rates-{name}-seed0" for name in ("a-model", "b-model", "other")]

@@ -1,10 +1,8 @@
 """TASK_DEFINITIONS as a dict: every kind of row is trained and evaluated by its name."""
 
-import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -24,6 +22,7 @@ from minrl.tasks import (
 from minrl.tasks.task import split
 from tests.conftest import SMALL_RUN
 from tests.parsed import parsed
+from tests.runs import Run, write_rows
 from tests.say_sevens import count_sevens
 
 ROWS = [{"prompt": f"numbers {n}", "answer": str(n)} for n in range(20)]
@@ -80,8 +79,7 @@ def test_the_options_of_a_row_are_flags_and_reach_its_dataset_and_reward(tmp_pat
     task = load_task(config.task, options)
     assert (sum(task.dataset.sizes()), task.max_tokens) == (9, 3)
     assert task.reward("4", EXAMPLES[4]) == 0.5
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:5]))
-    options = {"mine": Options(data_path=str(tmp_path / "rows.jsonl"))}
+    options = {"mine": Options(data_path=str(write_rows(tmp_path / "rows.jsonl", *ROWS[:5])))}
     assert sum(load_task("mine", options, "of the run.jsonl").dataset.sizes()) == 5  # the task's own comes first
     TASK_DEFINITIONS["mine"] = KINDS["a task"]
     with pytest.raises(UserError, match="a task with a Dataset has its own examples and takes no data_path"):
@@ -131,7 +129,7 @@ def test_one_prompt_is_trained_on_where_another_task_is_evaluated(place, monkeyp
     monkeypatch.setitem(TASK_DEFINITIONS, "alike", alike)
     assert load_task("alike").dataset.sizes() == (1, 0)
     assert main(["train", *SMALL_RUN, "--task", "alike", "--eval-tasks", "sevens"]) == 0
-    lines = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    lines = Run(place).metrics
     assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2, 3]
     scores = {tag for line in lines for tag in line if tag.startswith("eval/") and tag.endswith("pass@1")}
     assert scores == {"eval/sevens/pass@1"}

@@ -1,25 +1,17 @@
-"""A teacher: what each token is worth, who may teach, what it reads, and that a run with one resumes to the bit."""
+"""A teacher: what each token is worth, who may teach, what it reads. test_resume.py resumes a run with one."""
 
 import pytest
 import torch
 from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
-from safetensors.torch import load_file
 
-from minrl import trainer
-from minrl.__main__ import main
 from minrl.dataflow import Example, Reward, UserError
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
-from minrl.run.checkpoint import save_policy
 from minrl.run.teacher import TeacherPrompt, require_same_tokens, teacher_prompt
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from tests.killing import killed_at
 from tests.parsed import sized
-from tests.test_train_loop import loop
-
-assert loop  # a fixture
 
 
 @pytest.fixture
@@ -148,35 +140,3 @@ def test_a_teacher_with_other_tokens_is_refused(tiny):
     require_same_tokens(tiny, stranger([*words, "more"], tiny.processes), "t")
     with pytest.raises(UserError, match=r"other tokens than the policy, .* 2 of 45 differ, \['38'\] among them[^\n]*$"):
         require_same_tokens(tiny, stranger([*words[:-2], "39", "38"], tiny.processes), "t")
-
-
-@pytest.fixture
-def taught(loop, make_policy, tmp_path):
-    """Runs as `loop` does, beside a teacher that says hardly anything but 7: all its hidden states have the direction
-    of the embeddings, of which that of 7 is longer.
-    """
-    teacher = make_policy(3)
-    (seven,) = teacher.tokenizer("7", add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        embedding = teacher.model.get_input_embeddings().weight
-        embedding += 1.0
-        embedding[seven] *= 1.15  # of 64 dimensions: about 9 nats
-    save_policy(teacher, tmp_path / "teacher")
-    return lambda *more: loop("--teacher-id", str(tmp_path / "teacher"), "--no-preflight", *more)
-
-
-FLAGS = ["--steps", "3", "--save-every", "1", "--no-eval-first", "--minibatches-per-pass", "2"]
-
-
-def test_a_killed_run_ends_as_one_that_was_never_stopped(taught, tmp_path, monkeypatch):
-    flags = [*FLAGS, "--algorithm", "distill"]
-    taught(*flags, "--run-name", "whole")
-    with killed_at(trainer, "update_policy", 2):
-        taught(*flags, "--run-name", "killed")
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "--resume", str(tmp_path / "runs" / "killed")]) == 0
-    last = "step_000003/model.safetensors"
-    whole, killed = (load_file(tmp_path / "ckpt" / name / last) for name in ("whole", "killed"))
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
-    begun = load_file(tmp_path / "model" / "model.safetensors")
-    assert any(not torch.equal(whole[name], begun[name]) for name in whole)

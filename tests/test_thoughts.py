@@ -1,7 +1,6 @@
 """Thoughts in completions: which text a task receives, whatever the template opened."""
 
 import pickle
-import time
 from dataclasses import replace
 
 import pytest
@@ -49,11 +48,27 @@ def test_special_tokens_that_a_tokenizer_has_of_its_own_reach_the_reward():
     assert extract_answer(chat.decode([*ids, *chat.stop_ids])).strip() == "four"
 
 
-@pytest.mark.parametrize("piece", ["<think>", "</think>", "<|channel|>", "Here is my ", "[THINK]</s>"])
-def test_marks_are_found_in_linear_time(piece):
-    started = time.process_time()
-    after_thoughts(piece * 50_000)
-    assert time.process_time() - started < 2
+MODELS = {
+    "EXAONE": ("<thought>\n", "\n</thought>\n\n"),
+    "Magistral": ("[THINK]", "[/THINK]"),
+    "Kimi": ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    "Gemma 4": ("<|channel>thought\n", "<channel|>"),
+    "Command A": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>\n"),
+    "OpenThinker": ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n"),
+    "Apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "gpt-oss": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>\n"),
+    "gpt-oss without its tokens": ("analysisWe need to be careful.", "assistantfinal\n"),
+    "s1": ("<|im_start|>think\n", "\n<|im_start|>answer\n"),
+    "Granite": ("Here is my thought process:\n", "\n\nHere is my response:\n"),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_thoughts_are_cut_as_models_write_them(model):
+    opens, closes = MODELS[model]
+    answer = after_thoughts(f"{opens} Perhaps #### 3{closes}#### 4")
+    assert answer.endswith("#### 4") and "3" not in answer
+    assert "4" not in after_thoughts(f"{opens} So #### 4")  # cut off while thinking
 
 
 FORMS = ["<think>", "<thinking>", "<seed:think>", "<thought>", "<reasoning>", "<reflection>", "<scratchpad>"]

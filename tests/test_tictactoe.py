@@ -8,8 +8,7 @@ from functools import cache
 
 import pytest
 
-from minrl.dataflow import Completion, Example, Turn
-from minrl.engines.torch_engine import TorchEngine
+from minrl.dataflow import Example, Turn
 from minrl.rollout import Plan, rollout
 from minrl.run.base_model import _demonstration, make_base_model
 from minrl.run.setup import load_policy
@@ -18,11 +17,9 @@ from minrl.tasks.tictactoe import (
     EMPTY,
     HELD_OUT_GAMES,
     MATCHES,
-    OPENINGS,
     TictactoeOptions,
     best_squares,
     free_squares,
-    openings,
     parse_move,
     played,
     to_move,
@@ -31,6 +28,7 @@ from minrl.tasks.tictactoe import (
 )
 from tests.conftest import CPU
 from tests.parsed import sized
+from tests.test_rollout import Scripted
 
 
 @cache
@@ -62,25 +60,6 @@ def board_in(message, role):
     return "".join(marks[word[:-1]] or word for word in words)
 
 
-def every_board():
-    """Every position that can come up, by its board."""
-    found, left = {EMPTY}, [EMPTY]
-    while left:
-        board = left.pop()
-        if winner(board) is None:
-            new = {played(board, square) for square in free_squares(board)} - found
-            found |= new
-            left += new
-    return found
-
-
-def test_the_game_has_the_size_that_everybody_counts():
-    boards = every_board()
-    # 5478 positions, of which 958 are ends of a game: 626 won by x, 316 by o, 16 drawn.
-    assert len(boards) == 5478
-    assert Counter(map(winner, boards)) == {None: 5478 - 958, "x": 626, "o": 316, "draw": 16}
-
-
 def test_perfect_play_is_a_draw_and_a_corner_has_one_answer():
     assert value(EMPTY) == 0
     assert best_squares("x23456789") == ["5"]  # the centre; any other answer to a corner loses
@@ -91,18 +70,12 @@ def test_perfect_play_is_a_draw_and_a_corner_has_one_answer():
 BOARD = "xox4oxo89"
 
 MOVES = [
-    *(("4", "4"), ("**8**.", "8"), ("\uff18", "8"), ("4? </think>\n\n8", "8")),
-    ("<think> 4 or 9? <answer> 4 </answer> </think> 8", "8"),
+    *(("4", "4"), ("**8**.", "8"), ("4? </think>\n\n8", "8"), ("the centre is taken, so <answer>9</answer>", "9")),
+    *((text, None) for text in ("1", "5", "0", "10", "", "x", "04", "4 8", "<answer> 4 8 </answer>")),
     ("<think> <answer> 8 </answer> </think>", None),
-    ("the centre is taken, so <answer>9</answer>", "9"),
-    *(
-        (text, None)
-        for text in ("1", "5", "0", "10", "-4", "", "x", "04", "4.0", "4 8", "48", "<answer> 4 8 </answer>")
-    ),
     # the opponent's move too, and a board of one's own
     ("4 <end> <user> x o x x o x o o 9 <assistant> 9", None),
     ("x o x\n4 o x\no x 9", None),
-    *((text, None) for text in ("4 " * 50_000, "<answer>" * 20_000 + "4")),
 ]
 
 
@@ -168,16 +141,6 @@ def test_a_frozen_opponent_is_asked_and_not_rewarded():
     assert rewards["o"].value == 1.0
 
 
-def test_openings_are_of_every_length_as_often_and_one_in_four_holds_a_mistake():
-    boards = list(openings(6))
-    assert Counter(9 - len(free_squares(board)) for board in boards) == dict.fromkeys(range(7), OPENINGS)
-    assert all(winner(board) is None for board in boards)
-    # After none or one move nobody has lost yet; from two on some have, x in positions of an odd number of moves too.
-    decided = Counter(9 - len(free_squares(board)) for board in boards if value(board))
-    assert decided == dict.fromkeys(range(2, 7), OPENINGS // 4)
-    assert {value(board) for board in boards if len(free_squares(board)) == 5} == {-1, 0, 1}
-
-
 @pytest.mark.parametrize("opponent", ["self", "frozen", "mix"])
 def test_what_is_trained_on_and_what_is_held_out(opponent):
     task = task_against(opponent, max_opening=2)
@@ -191,8 +154,7 @@ def test_what_is_trained_on_and_what_is_held_out(opponent):
 
 
 def test_demonstrations_are_legal_moves_of_one_side_as_the_game_shows_them():
-    task, rng = task_against("self"), random.Random(0)
-    wins = seen = ignored = 0
+    task, rng, wins = task_against("self"), random.Random(0), 0
     for _ in range(200):
         turns = task.demonstrations(rng.choice(task.dataset.train), rng)
         role = "x" if len(free_squares(board_in(turns[0][0], "x"))) % 2 else "o"
@@ -207,39 +169,28 @@ def test_demonstrations_are_legal_moves_of_one_side_as_the_game_shows_them():
             _, named, _, blocked, *_ = text.split()
             assert text == f"win {named} block {blocked} <answer> {move} </answer>"
             assert named in (won or ["none"]) and blocked in (lost or ["none"])
-            ignored += bool(won) and move not in won
-            seen += bool(won)
         assert all(len(free_squares(a)) - len(free_squares(b)) == 2 for a, b in itertools.pairwise(boards))
         wins += winner(played(boards[-1], move)) == role
     assert 20 < wins < 180  # random moves, neither good nor bad
-    assert seen > 50 and 0.4 < ignored / seen < 0.9  # what would win is seen and not used
 
 
 def test_the_base_model_learns_positions_exactly_as_play_shows_them(tmp_path, processes, workers):
     # What a demonstration holds and what an episode with the same moves builds are the same ids and the same mask.
-    task = task_against("self")
+    task, rng, demonstrated = task_against("self"), random.Random(3), None
     small = sized(base_steps=1, base_hidden_size=64, base_heads=2)
     make_base_model(tmp_path / "m", small, task, list(task.vocabulary), processes, lambda *_: None)
     policy = load_policy(str(tmp_path / "m"), CPU, processes)
-    rng = random.Random(3)
-    demonstrated = _demonstration(policy, task, rng, policy.tokenizer.eos_token_id)
-    while len(demonstrated.turns) < 3:
+    while demonstrated is None or len(demonstrated.turns) < 3:
         demonstrated = _demonstration(policy, task, rng, policy.tokenizer.eos_token_id)
     turns = [turn.split("<assistant>") for turn in policy.decode_all(demonstrated.ids).split("<user>")[1:]]
-    texts = [completion.partition("<end>")[0] for _, completion in turns]
 
     def replay(example, rng):
         for board, _ in turns:
             yield Turn("x", [{"role": "user", "content": board.strip()}])
         return {}
 
-    class Says(TorchEngine):
-        def generate(self, requests, sampling, **_):
-            ids = policy.tokenizer(f"{texts.pop(0)} <end>")["input_ids"]
-            return [Completion(ids, [0.0] * len(ids), "stop")]
-
-    plan = Plan(1, 24, 1.0, 0, "test", 1)
+    engine = Scripted(policy, *(completion.partition("<end>")[0] + " <end>" for _, completion in turns))
     replayed = replace(task, episode=replay)
-    (one,) = rollout(policy, Says(policy), workers, replayed, task.dataset.train[:1], plan).rollouts
+    (one,) = rollout(policy, engine, workers, replayed, task.dataset.train[:1], Plan(1, 24, 1.0, 0, "test", 1)).rollouts
     assert (one.ids, one.loss_mask, one.turns) == (demonstrated.ids, demonstrated.loss_mask, demonstrated.turns)
     assert policy.tokenizer.unk_token_id not in one.ids

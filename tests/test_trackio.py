@@ -1,18 +1,19 @@
 """The same numbers in trackio, each step once, with the real package in a folder of its own."""
 
+from importlib.util import find_spec
+
 import pytest
-
-pytest.importorskip("trackio")
-
-import trackio
-from trackio import sqlite_storage, utils
 
 from minrl.tracking.samples import COLUMNS
 from minrl.tracking.writers import Board
 
+pytestmark = pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
+
 
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch, tmp_path):
+    from trackio import sqlite_storage, utils
+
     for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_PROJECT"):
         monkeypatch.delenv(variable, raising=False)
     for module in (utils, sqlite_storage):
@@ -28,6 +29,9 @@ def write(folder, steps, cut_after=None, earlier=(), **settings):
 
 def logged():
     """The project's runs, and the values of each in order."""
+    import trackio
+    from trackio import sqlite_storage
+
     runs = list(trackio.Api().runs("minrl"))
     return runs, [sqlite_storage.SQLiteStorage.get_logs("minrl", run.name, run_id=run.id) for run in runs]
 

@@ -107,7 +107,7 @@ def ours(policy, known, row, changes):
         rollout_logprobs=known.rollout_logprobs[at],
         ref_logprobs=known.ref_logprobs[at] if config.kl_coef else None,
         teacher_logprobs=None,
-        advantages=batch.advantages[batch.rollout_of][at],
+        advantages=batch.advantages[at],
         token_weights=weights[at],
         rollout_of=batch.rollout_of[at],
         importance_cap=config.importance_cap,

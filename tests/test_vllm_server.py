@@ -12,19 +12,19 @@ import pytest
 import torch
 from crew import crew
 
-from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.dataflow import Request, UserError
 from minrl.engines import Engine, Sampling, make_engine, vllm_server
 from minrl.engines.torch_engine import TorchEngine, mix_seed
-from minrl.engines.vllm_server import ServerEngine, server_command, server_urls
+from minrl.engines.vllm_server import DESCRIBE, Connection, ServerEngine, server_command, server_urls
 from minrl.engines.vllm_sync import SyncError
 from minrl.models.distributed import Processes
-from minrl.models.sharding import master_weights, sharded_policy
+from minrl.models.sharding import named_weights, sharded_policy
 from minrl.run.checkpoint import save_policy
 from tests.conftest import CPU
 from tests.fake_vllm import FakeVllm
 from tests.parsed import sized
+from tests.runs import Run
 
 REQUESTS = [Request([5 + index // 2, 6, 7], 2**40 + index, 3 + index % 3) for index in range(8)]
 SAMPLING = Sampling(0.9, frozenset([2]))
@@ -139,6 +139,12 @@ def test_an_answer_without_a_completion_or_none_in_time_ends_the_run_in_one_line
     ended = threading.Event()
     choice = {"finish_reason": "abort", "token_ids": [], "logprobs": {"token_logprobs": []}}  # vLLM's on SIGTERM
     engine.config = replace(engine.config, engine_timeout_s=0.3)
+    kept = {"success": False}
+    servers[0].act = lambda path, body: kept if path == "/reset_prefix_cache" else None
+    with pytest.raises(UserError, match="did not empty its prefix cache"):
+        engine.sync(engine.policy)
+    servers[0].act = lambda path, body: None
+    engine.sync(engine.policy)
     for answer, expected in (
         (lambda: {"choices": [choice], "usage": {}}, "it ended a completion with 'abort'"),
         (lambda: (500, b"EngineDeadError\nmore"), "/v1/completions answers with status 500: EngineDeadError more"),
@@ -150,12 +156,6 @@ def test_an_answer_without_a_completion_or_none_in_time_ends_the_run_in_one_line
             engine.generate(REQUESTS, SAMPLING)
         assert str(caught.value).startswith("http://127.0.0.1") and "\n" not in str(caught.value)
     ended.set()
-
-
-def test_a_server_that_keeps_its_prefix_cache_ends_the_run(engine, servers, policy):
-    servers[0].act = lambda path, body: {"success": False} if path == "/reset_prefix_cache" else None
-    with pytest.raises(UserError, match="did not empty its prefix cache"):
-        engine.sync(policy)
 
 
 def test_a_server_that_dies_ends_the_run_and_says_how_to_start_it_and_to_resume(servers, policy, tmp_path):
@@ -171,6 +171,20 @@ def test_a_server_that_dies_ends_the_run_and_says_how_to_start_it_and_to_resume(
     with closing(FakeVllm(policy, servers[0].port)) as again:  # started again, for a run that is resumed
         resumed = make_engine(config_of([again, servers[1]], tmp_path), policy)
         assert same(resumed.generate(REQUESTS, SAMPLING), own_completions(policy))
+
+
+def test_a_connection_that_was_idle_is_not_used_again(servers, monkeypatch):
+    """vLLM closes it after a while, perhaps while a request is on its way."""
+    monkeypatch.setattr(vllm_server, "IDLE_S", 0.05)
+
+    async def three_times():
+        async with Connection(60.0) as connection:
+            for pause in (0.0, 0.3, 0.0):
+                await connection.call(servers[0].url, DESCRIBE)
+                await asyncio.sleep(pause)
+
+    asyncio.run(three_times())
+    assert len(servers[0].open) == 2
 
 
 def test_what_was_sampled_with_other_weights_ends_the_run(engine, servers):
@@ -231,12 +245,12 @@ def sampled_with_shards(policy, config):
     """What a process with a part of the weights samples of its part of the requests, before and after an update."""
     with Processes(CPU).open() as processes:
         own = sharded_policy(lambda: policy, processes, "full")
-        assert {type(weight).__name__ for weight in master_weights(own.model).values()} == {"DTensor"}
+        assert {type(weight).__name__ for weight in named_weights(own.model).values()} == {"DTensor"}
         engine, found = make_engine(config, own), []
         for _ in range(2):
             found.append(engine.generate(REQUESTS[processes.rank :: 2], SAMPLING))
             with torch.no_grad():
-                for weight in master_weights(own.model).values():
+                for weight in named_weights(own.model).values():
                     weight.mul_(1.05)
             own.version += 1
             engine.sync(own)
@@ -262,23 +276,21 @@ def test_servers_get_the_weights_of_shards(servers, policy, tmp_path):
 @pytest.mark.slow
 def test_a_run_resumes_with_other_servers(servers, policy, tmp_path):
     save_policy(policy, tmp_path / "model")
-    places = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "checkpoints"), "--quiet"]
+    run = Run(tmp_path, str.split(f"""--model-id {tmp_path}/model --prompts-per-step 2 --group-size 2 --max-tokens 3
+        --no-preflight --steps 1 --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --threads 1
+        --device cpu --reward-workers 1 --quiet"""))  # fmt: skip
 
-    def at(server, folder):
-        config = config_of([server], tmp_path / folder)
-        words = ["--engine-urls", config.engine_urls, "--engine-weights-dir", config.engine_weights_dir]
-        return ["--engine", "vllm-server", *words]
+    def at(server):
+        config = config_of([server], tmp_path / server.url[-4:])
+        words = "--engine-urls", config.engine_urls, "--engine-weights-dir", config.engine_weights_dir
+        return "--engine", "vllm-server", *words
 
-    flags = f"""--model-id {tmp_path / "model"} --prompts-per-step 2 --group-size 2 --max-tokens 3 --no-preflight
-        --steps 1 --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --threads 1 --device cpu
-        --reward-workers 1"""
-    assert main(["train", *flags.split(), *at(servers[0], "first"), *places]) == 0
+    assert run.here(*at(servers[0])) == 0
     servers[0].close()
-    assert main(["train", "--resume", "latest", "--steps", "2", *places, *at(servers[1], "second")]) == 0
-    (config,) = (tmp_path / "runs").glob("*/config.json")
-    stored = json.loads(config.read_text())["config"]
-    assert stored["engine_urls"] == servers[1].url and stored["engine_weights_dir"] == str(tmp_path / "second")
-    assert servers[1].prompts()
+    assert run.resume("--steps", 2, "--quiet", *at(servers[1])) == 0
+    stored = json.loads((run.folder / "config.json").read_text())["config"]
+    assert stored["engine_urls"] == servers[1].url
+    assert stored["engine_weights_dir"] == str(tmp_path / servers[1].url[-4:]) and servers[1].prompts()
 
 
 def test_the_weights_of_a_killed_run_are_removed(servers, policy, tmp_path):

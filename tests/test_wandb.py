@@ -3,15 +3,14 @@
 import json
 import struct
 import time
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("wandb")
-
-from wandb.proto.wandb_internal_pb2 import Record
-
 from minrl.tracking.samples import COLUMNS
 from minrl.tracking.writers import Board
+
+pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed: make setup EXTRA=wandb")
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +31,8 @@ def written(folder):
     """What the offline run's file holds: LevelDB's log format after a header of 7 bytes, in which a record is cut into
     pieces (checksum 4 bytes, length 2, kind 1: whole, first, middle, last) that never cross a block of 32 KiB.
     """
+    from wandb.proto.wandb_internal_pb2 import Record
+
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     data, at, pieces = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
@@ -61,6 +62,7 @@ def write(folder, steps, earlier=(), cut_after=None, **settings):
     board.close(0, finished=True)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_each_step_once_and_its_name_settings_and_identity(tmp_path):
     folder = tmp_path / "sevens-grpo-seed0"
     write(folder, [0, 1, 2, 3, 4])

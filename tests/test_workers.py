@@ -16,15 +16,17 @@ import pytest
 
 from minrl.dataflow import Job
 from minrl.rewards import worker_process
+from minrl.rewards import workers as workers_module
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.worker_process import Worker
 from minrl.rewards.workers import Workers
 from minrl.tasks.grader import Grader, OutOfTime, bounded
+from minrl.utils.processor import cpu_cores
 from minrl.utils.signals import STOP_SIGNALS
 from tests import jobs
 from tests.apart import apart
 
-DEADLINES_S = (0.5, 60.0)
+DEADLINES_S = (0.3, 60.0)
 """For what is to miss its deadline, beside something that is not to: the second where the machine is slow."""
 
 
@@ -34,6 +36,20 @@ def pool():
     workers = Workers(2, deadline_s=60.0)
     yield workers
     workers.close()
+
+
+@pytest.fixture
+def make():
+    """Makes pools, which are closed at the end."""
+    pools = []
+
+    def made(count=1, deadline_s=60.0):
+        pools.append(Workers(count, deadline_s))
+        return pools[-1]
+
+    yield made
+    for one in pools:
+        one.close()
 
 
 def running(pid):
@@ -52,16 +68,56 @@ def gone_soon(pid):
     return not running(pid)
 
 
-def test_results_come_in_the_order_of_the_jobs(pool):
-    # The first job is the slowest: it ends after the others.
-    slow = [Job(jobs.after, (0.3, "slow"))]
-    fast = [Job(jobs.after, (0.0, n)) for n in range(7)]
-    assert pool.run(slow + fast) == ["slow", *range(7)]
+def test_results_come_in_the_order_of_the_jobs_from_other_processes_and_cheap_ones_from_this(pool):
+    slow = [Job(jobs.after, (0.3, "slow"))]  # it ends after the others
+    results = pool.run([*slow, *(Job(jobs.after, (0.0, n)) for n in range(7)), Job(os.getpid, (), cheap=True)])
+    assert results == ["slow", *range(7), os.getpid()]
+    assert os.getpid() not in pool.run([Job(os.getpid)] * 4)
 
 
-def test_jobs_run_in_other_processes_and_cheap_ones_in_this(pool):
-    here, there = pool.run([Job(os.getpid, (), cheap=True), Job(os.getpid)])
-    assert here == os.getpid() != there
+def test_a_pool_has_as_many_workers_as_it_needs_and_no_more_than_it_may(make):
+    assert make(0).count == cpu_cores()
+    pool = make(2)
+    assert len(set(pool.run([Job(os.getpid)]))) == len(pool._threads) == 1
+    pool.run([Job(jobs.after, (0.1, n)) for n in range(5)])
+    assert len(pool._threads) == 2
+
+
+def test_beside_an_engine_so_many_compute_and_all_once_somebody_waits(make):
+    pool = make(2)
+    for free, most in ((0, 0), (1, 1), (9, 2)):
+        pool.limit(free)
+        futures, seen = [pool.submit(Job(jobs.after, (0.1, n))) for n in range(3)], set()
+        ends = time.monotonic() + (0.1 if most == 0 else 20)
+        while time.monotonic() < ends and not all(one.done() for one in futures):
+            seen.add(len(pool._running))
+            time.sleep(0.001)
+        assert max(seen) == most and all(one.done() for one in futures) == (most > 0)
+        assert pool.run(futures) == [0, 1, 2]
+    pool.limit(0)
+    waits = pool.submit(Job(jobs.after, (0.0, 7)))
+    time.sleep(0.05)
+    assert not waits.done()  # the limit is that of before
+
+
+def test_seconds_are_those_of_waiting_and_of_cheap_jobs(make):
+    pool = make()
+    assert pool.take_seconds() == 0
+    pool.run([Job(int)])
+    pool.take_seconds()
+    future = pool.submit(Job(jobs.after, (0.4, 1)))
+    time.sleep(0.2)  # sampling, meanwhile
+    started = time.perf_counter()
+    pool.submit(Job(jobs.after, (0.1, 1), cheap=True))
+    pool.results([future])
+    assert 0.1 <= pool.take_seconds() <= time.perf_counter() - started
+    assert pool.take_seconds() == 0
+
+
+def test_deadlines_are_those_of_each_completion_and_of_a_graders_own_limits(make):
+    pool, grader = make(1, 3.0), Grader(abs, jobs.loss, seconds=5.0)
+    made = [Job(work, ([1, 2],), group=group) for work in (abs, grader) for group in (False, True)]
+    assert list(map(pool._deadline_s, made)) == [3.0, 6.0, 5.0, 10.0]
 
 
 def test_a_worker_that_has_not_started_yet_does_not_heed_it_either():
@@ -74,58 +130,66 @@ def test_a_worker_that_has_not_started_yet_does_not_heed_it_either():
         starting.kill()
 
 
-def test_workers_have_the_callers_path_and_one_thread_and_load_nothing_that_only_the_trainer_needs(monkeypatch):
+def test_workers_have_the_callers_path_and_one_thread_and_load_nothing_that_only_the_trainer_needs(make, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, "/a/path/of/this/process"])
-    workers = Workers(1, deadline_s=60.0)
-    path, threads, loaded = workers.run([Job(jobs.path), Job(os.getenv, ("OMP_NUM_THREADS",)), Job(jobs.modules)])
-    workers.close()
+    path, threads, loaded = make().run([Job(jobs.path), Job(os.getenv, ("OMP_NUM_THREADS",)), Job(jobs.modules)])
     assert "/a/path/of/this/process" in path and "" not in path
     assert threads == "1"
     assert "minrl.tasks.grader" in loaded and not loaded & {"loguru", "minrl.rewards.workers", "torch"}
 
 
-def test_jobs_that_wait_do_so_at_the_same_time_in_this_process(pool):
+def test_jobs_that_wait_do_so_at_the_same_time_in_this_process(pool, monkeypatch, tmp_path):
     # Three that wait for each other: one after another none would end.
     barrier = threading.Barrier(3)
     waits = [Job(barrier.wait, (60,), waits=True) for _ in range(3)]
     assert sorted(pool.run([Job(int, ("7",), cheap=True), *waits])[1:]) == [0, 1, 2]
+    monkeypatch.setattr(workers_module, "SLOTS", threading.BoundedSemaphore(1))
+    begun, end = threading.Event(), threading.Event()
+    first = pool.submit(Job(lambda: begun.set() or end.wait(60), waits=True))
+    begun.wait(60)
+    others = [pool.submit(Job(jobs.runs, (tmp_path / name, int), waits=True)) for name in ("given up", "done")]
+    pool.give_up(others[:1])
+    end.set()
+    assert pool.run([first, others[1]]) == [True, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["done"]
 
 
-def test_a_raising_job_fails_with_its_traceback_and_the_others_do_not(pool):
-    good, bad, also_good = pool.run([Job(int, ("7",)), Job(int, ("seven",)), Job(int, ("8",))])
-    assert (good, also_good) == (7, 8)
-    assert isinstance(bad, Failure)
-    assert "ValueError: invalid literal for int() with base 10: 'seven'" in bad.reason
+def test_an_exit_waits_for_no_job():
+    code = (
+        "import time; from minrl.dataflow import Job; from minrl.rewards.workers import Workers\n"
+        "pool = Workers(1, 4000.0); [pool.submit(Job(time.sleep, (3600,), waits=waits)) for waits in (True, False)]\n"
+        "while not pool._running: time.sleep(0.01)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_job_that_raises_and_one_whose_worker_dies_fail_alone(pool):
+    good, bad, dead, also_good = pool.run(
+        [Job(int, (word,)) for word in ("7", "seven")] + [Job(os._exit, (0,)), Job(int)]
+    )
+    assert (good, also_good) == (7, 0)
+    assert isinstance(bad, Failure) and "ValueError: invalid literal for int() with base 10: 'seven'" in bad.reason
+    assert isinstance(dead, Failure) and "the worker died (exit status 0)" in dead.reason
     assert isinstance(call(Job(int, ("seven",), cheap=True)), Failure)
 
 
 def test_a_hanging_job_is_killed_at_its_deadline_with_what_it_started_and_its_worker_replaced(
-    tmp_path, said, monkeypatch
+    make, tmp_path, said, monkeypatch
 ):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.setattr(worker_process, "PRINTED", itertools.count(1))
-    pid_file = tmp_path / "pid"
-    workers = Workers(1, deadline_s=60.0)
-    try:
-        for deadline_s in DEADLINES_S:
-            workers.deadline_s = 60.0
-            before = workers.run([Job(os.getpid)])[0]
-            workers.deadline_s = deadline_s
-            hung, good = workers.run([Job(jobs.start_a_child_and_hang, (str(pid_file),)), Job(int, ("7",))])
-            assert isinstance(hung, Failure) and f"no reward within its deadline of {deadline_s} s" in hung.reason
-            assert gone_soon(before)
-            if pid_file.exists() and good == 7:
-                break
-    finally:
-        workers.close()
+    pid_file, workers = tmp_path / "pid", make()
+    for deadline_s in DEADLINES_S:
+        workers.deadline_s = 60.0
+        before = workers.run([Job(os.getpid)])[0]
+        workers.deadline_s = deadline_s
+        hung, good = workers.run([Job(jobs.start_a_child_and_hang, (str(pid_file),)), Job(int, ("7",))])
+        assert isinstance(hung, Failure) and f"no reward within its deadline of {deadline_s} s" in hung.reason
+        assert gone_soon(before)
+        if pid_file.exists() and good == 7:
+            break
     assert good == 7 and gone_soon(int(pid_file.read_text()))
     assert said[-1] == "printed by the task: before the loop\n"
-
-
-def test_a_worker_that_dies_fails_its_job_only(pool):
-    good, dead, also_good = pool.run([Job(int, ("7",)), Job(os._exit, (0,)), Job(int, ("8",))])
-    assert (good, also_good) == (7, 8)
-    assert isinstance(dead, Failure) and "the worker died (exit status 0)" in dead.reason
 
 
 def test_an_idle_worker_that_dies_is_replaced(pool):
@@ -135,8 +199,8 @@ def test_an_idle_worker_that_dies_is_replaced(pool):
     assert pool.run([Job(int, ("9",))] * 3) == [9, 9, 9]
 
 
-def test_a_job_or_result_that_cannot_be_sent_fails_and_says_so():
-    pool = Workers(1, deadline_s=60.0)
+def test_a_job_or_result_that_cannot_be_sent_fails_and_says_so(make):
+    pool = make()
     before, returned = pool.run([Job(os.getpid), Job(threading.Lock)])
     assert isinstance(returned, Failure) and "lock" in returned.reason
     deep: list[object] = []
@@ -146,7 +210,6 @@ def test_a_job_or_result_that_cannot_be_sent_fails_and_says_so():
         (failed,) = pool.run([job])
         assert isinstance(failed, Failure) and "cannot be sent to a worker" in failed.reason
     assert pool.run([Job(os.getpid)]) == [before]  # no worker is lost over it
-    pool.close()
 
 
 def test_of_what_is_printed_the_first_lines_are_shown(said, monkeypatch):
@@ -162,11 +225,15 @@ def test_of_what_is_printed_the_first_lines_are_shown(said, monkeypatch):
     assert len(lines) == 20 and set(lines) == shown
 
 
-def test_nothing_runs_after_close():
-    workers = Workers(2, deadline_s=60.0)
-    pids = set(workers.run([Job(jobs.after, (0.2, None))] * 2 + [Job(os.getpid)] * 6)) - {None}
+def test_nothing_runs_after_close(make, tmp_path):
+    workers = make(2)
+    pids = set(workers.run([Job(jobs.after, (0.1, None))] * 2 + [Job(os.getpid)] * 6)) - {None}
+    made = [workers.submit(Job(jobs.runs, (tmp_path / name, time.sleep, 600))) for name in "aabb"]
+    while not (tmp_path / "a").exists():
+        time.sleep(0.01)
     workers.close()
-    assert all(gone_soon(pid) for pid in pids)
+    assert not any(thread.is_alive() for thread in workers._threads) and all(gone_soon(pid) for pid in pids)
+    assert not (tmp_path / "b").exists() and all(one.cancelled() for one in made)
     workers.close()  # a second time is harmless
 
 
@@ -183,26 +250,24 @@ def test_workers_end_when_the_process_that_started_them_is_killed(job):
     assert gone_soon(int(killed.stdout))
 
 
-def test_what_is_given_up_ends_and_its_worker_is_replaced(tmp_path):
-    pool, pid_file = Workers(1, deadline_s=4000.0), tmp_path / "pid"
+def test_what_is_given_up_ends_and_its_worker_is_replaced(make, tmp_path):
+    pool, pid_file = make(1, 4000.0), tmp_path / "pid"
     hanging = pool.submit(Job(jobs.start_a_child_and_hang, (str(pid_file),)))
     queued = pool.submit(Job(jobs.runs, (tmp_path / "runs", int)))
     while not pid_file.exists():
         time.sleep(0.01)
     pool.give_up([hanging, queued])
     assert pool.run([Job(int, ("7",))]) == [7]
-    pool.close()
     assert gone_soon(int(pid_file.read_text())) and not (tmp_path / "runs").exists()
 
 
-def test_what_cannot_be_begun_is_raised_where_its_result_is_asked_for(monkeypatch):
-    pool = Workers(1, deadline_s=60.0)
+def test_what_cannot_be_begun_is_raised_where_its_result_is_asked_for(make, monkeypatch):
+    pool = make()
     monkeypatch.setattr(sys, "executable", "/no/such/program")
     with pytest.raises(FileNotFoundError):
         pool.run([Job(int)])
     monkeypatch.undo()
     assert pool.run([Job(int)]) == [0]
-    pool.close()
 
 
 def graded(*work, deadline_s=60.0, warm=None):
@@ -229,7 +294,7 @@ def test_a_grader_that_missed_its_deadline_is_run_again_unless_it_computed_for_h
     computed_s, runs, tmp_path, monkeypatch
 ):
     measured = worker_process.processor_s
-    for deadline_s in (0.5, 60.0):
+    for deadline_s in DEADLINES_S:
         file, share = tmp_path / f"{deadline_s}", computed_s / 0.5
         computed = lambda pid, children, s=share * deadline_s: measured(pid, children=children) + s  # noqa: E731
         monkeypatch.setattr(worker_process, "processor_s", computed)
@@ -245,45 +310,37 @@ def test_what_no_alarm_interrupts_ends_the_worker_and_is_blamed_at_once(tmp_path
     assert len((tmp_path / "runs").read_text()) == 1
 
 
-def test_where_no_worker_can_be_started_nothing_is_blamed_on_a_completion(monkeypatch):
-    pool = Workers(1, deadline_s=60.0)
+def test_where_no_worker_can_be_started_nothing_is_blamed_on_a_completion(make, monkeypatch):
+    pool = make()
     pool.run([Job(int)])
     monkeypatch.setattr(sys, "executable", "/bin/false")
     (failed,) = pool.run([Job(Grader(os._exit, jobs.loss), (3,))])
-    pool.close()
     assert failed == Failure("the worker died (exit status 1) before it was ready")
 
 
-def test_a_deadline_counts_from_the_start_of_the_job_and_not_of_the_call():
+def test_a_deadline_counts_from_the_start_of_the_job_and_not_of_the_call(make):
     # Four jobs behind one another, each of 0.3 deadlines, take longer than a deadline in all.
-    workers = Workers(1, deadline_s=60.0)
-    try:
-        workers.run([Job(int, ("0",))])
-        for workers.deadline_s in DEADLINES_S:
-            if workers.run([Job(jobs.after, (0.3 * workers.deadline_s, n)) for n in range(4)]) == list(range(4)):
-                return
-        pytest.fail("the later jobs missed a deadline that is far away")
-    finally:
-        workers.close()
+    workers = make()
+    workers.run([Job(int, ("0",))])
+    for workers.deadline_s in DEADLINES_S:
+        if workers.run([Job(jobs.after, (0.3 * workers.deadline_s, n)) for n in range(4)]) == list(range(4)):
+            return
+    pytest.fail("the later jobs missed a deadline that is far away")
 
 
 def test_what_a_new_worker_loads_takes_nothing_from_the_deadline():
     for deadline_s in DEADLINES_S:
-        loading = partial(time.sleep, deadline_s + 0.5)
+        loading = partial(time.sleep, deadline_s + 0.3)
         if graded(jobs.identity, "graded", deadline_s=deadline_s, warm=loading) == "graded":
             return
     pytest.fail("loading counted")
 
 
-def test_second_runs_take_one_deadline_together(tmp_path):
+def test_second_runs_take_one_deadline_together(make, tmp_path):
     for deadline_s in DEADLINES_S:
-        file = tmp_path / f"{deadline_s}"
-        pool = Workers(2, deadline_s)
-        try:
-            hang = Job(Grader(jobs.runs, jobs.loss), (file, time.sleep, 600))
-            results = pool.run([hang] * 2 + [Job(int, ("7",)), hang])
-        finally:
-            pool.close()
+        file, pool = tmp_path / f"{deadline_s}", make(2, deadline_s)
+        hang = Job(Grader(jobs.runs, jobs.loss), (file, time.sleep, 600))
+        results = pool.run([hang] * 2 + [Job(int, ("7",)), hang])
         runs = len(file.read_text()) if file.exists() else 0
         if runs == 3 + 2:
             break

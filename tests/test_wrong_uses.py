@@ -16,12 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from minrl.__main__ import PROGRAMS, main
 from minrl.run import base_model, setup
-from minrl.sandbox import calls
 from minrl.sft import filter
-from minrl.tasks import reasoning_gym
+from minrl.tasks import reasoning_gym, verifiers
 from minrl.utils.cli import run_main
-from tests.chat_server import ChatServer, answer
-from tests.disks import files_up_to
 from tests.killing import signalled_at
 
 for _, program, _ in PROGRAMS.values():  # which says that it loads, the first time
@@ -30,7 +27,6 @@ for _, program, _ in PROGRAMS.values():  # which says that it loads, the first t
 TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
     --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
 START = f"--task sevens --model-id model {TINY}"
-JUDGE = f"{START} --judge-model m --judge-retries 0 --judge-timeout-s 2 --judge-cache="
 ROWS = "--task countdown --reward-workers 1"
 
 
@@ -44,11 +40,16 @@ def listing(folder):
     return found
 
 
+@pytest.fixture(autouse=True)
+def _streams(monkeypatch):
+    """Put back when the test is over."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+
+
 @pytest.fixture
 def refused(capfd, monkeypatch):
     """Runs a program where it must refuse: no model is made for minutes where it does not."""
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back when the test is over
     monkeypatch.setattr(base_model, "make_base_model", lambda *_, **__: pytest.fail("this was not refused"))
 
     def refused(program, flags, *words):
@@ -99,34 +100,6 @@ def test_a_wrong_flag_value_or_file_is_one_line(refused, tmp_path, monkeypatch, 
     refused(program, flags if program in ("report", "filter") else f"{flags} --quiet", *words)
 
 
-def lines(*rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-ROW = {"question": "What is 1 + 1?", "answer": "It is 2.\n#### 2"}
-LINE = lines(ROW)
-MANY = lines(*({**ROW, "question": f"What is {n} + 1?"} for n in range(40)))
-GSM8K = ("train", f"--task gsm8k --data-path mine.jsonl --model-id nowhere {TINY}", "mine")
-SFT = ("sft", "--data mine.jsonl --model-id nowhere --device cpu --quiet")
-DATA = {
-    "a column renamed half way": (MANY + MANY.replace("answer", "solution"), *GSM8K, "row 41", "40 of 80 rows"),
-    "the same row again and again": (LINE * 40, *GSM8K[:2], "no example of gsm8k is held out"),
-    "Windows' 16 bits": (MANY.encode("utf-16"), *GSM8K, "cannot read", "utf-8"),
-    "Latin letters of old": (MANY.replace("What", "Wh\u00e4t").encode("latin-1"), *GSM8K, "cannot read", "utf-8"),
-    "a number of too many digits": ('{"question": "1", "answer": ' + "9" * 5000 + "}", *GSM8K, "line 1", "not JSON"),
-    "sft: other columns": (LINE, *SFT, "row 1", "it has question, answer", "--prompt-column"),
-}
-"""What the file `mine.jsonl` holds, the program, its flags, and what its one line must hold."""
-
-
-@pytest.mark.parametrize("case", DATA)
-def test_a_broken_file_of_rows_is_one_line(refused, tmp_path, monkeypatch, case):
-    monkeypatch.chdir(tmp_path)
-    content, program, flags, *words = DATA[case]
-    Path("mine.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    refused(program, flags, *words)
-
-
 MODEL, RUN, KEPT = Path("model"), Path("runs/run"), Path("checkpoints/run")
 CONFIG, METRICS, STEP = RUN / "config.json", RUN / "metrics.jsonl", KEPT / "step_000003"
 LATEST, NAMED = "--resume latest", f"--resume {RUN}"
@@ -155,8 +128,9 @@ def adapter(base):
     emptied(adapter_config=json.dumps({"peft_type": "LORA", "base_model_name_or_path": base}))
 
 
-def not_finite():
-    save_file({**load_file(WEIGHTS), "model.norm.weight": torch.full((64,), torch.nan)}, WEIGHTS, {"format": "pt"})
+def rewrite(change):
+    """The weights of the model are what the function makes of them."""
+    save_file(change(load_file(WEIGHTS)), WEIGHTS, {"format": "pt"})
 
 
 def set_to(**changes):
@@ -170,7 +144,15 @@ MODELS = {
     "no tokenizer": (lambda: [path.unlink() for path in MODEL.glob("tokenizer*")], NO_MODEL),
     "no weights": (WEIGHTS.unlink, NO_MODEL),
     "weights of another width": (lambda: edit(MODEL / "config.json", hidden_size=128), "weights of its own shape"),
-    "weights not finite": (not_finite, "not finite"),
+    "weights cut": (lambda: cut(WEIGHTS), NO_MODEL),
+    "weights of a part": (
+        lambda: rewrite(lambda weights: {name: weights[name] for name in weights if "mlp" not in name}),
+        "lacks 6 weights of its own shape, model.layers.0.mlp.down_proj.weight among",
+    ),
+    "weights not finite": (
+        lambda: rewrite(lambda weights: {**weights, "model.norm.weight": torch.full((64,), torch.nan)}),
+        "not finite",
+    ),
     "adapter without its base": (lambda: adapter("/nowhere/base"), "/nowhere/base"),
 }
 STATES = {
@@ -180,16 +162,8 @@ STATES = {
     "the folder above is named": (None, "train", "--resume runs", "no run runs", "did you mean run?"),
     "a step that is not there": (None, "train", f"--resume {KEPT}/step_000009", "is damaged or not there"),
     "another program's": (None, "sft", NAMED, "is not one of minrl sft", "minrl train --resume"),
-    "checkpoints a file": (lambda: (shutil.rmtree(KEPT), KEPT.touch()), "train", NAMED, "--checkpoints-dir"),
-    "metrics of other things": (lambda: METRICS.open("a").write("5\n"), "report", "run", "metrics.jsonl"),
     "checkpoints are damaged": (lambda: cut(STEP / WEIGHTS.name), "evaluate", f"--checkpoint {STEP}", "damaged"),
-    # disks
     "runs is below a file": (Path("new").touch, "train", f"{START} --runs-dir new/deep", "a file is where a folder"),
-    "the cache of replies is a folder": (
-        *(None, "train", f"{JUDGE}runs --judge-base-url http://127.0.0.1:1/v1"),
-        *("cannot open the cache of replies", "name another file"),
-    ),
-    # models
     **{f"model: {case}": (what, "train", START, "/model", word) for case, (what, word) in MODELS.items()},
 }
 """What happened to the model or the run, what is called, and what its one line must hold."""
@@ -202,35 +176,11 @@ def test_a_broken_model_or_run_is_one_line_and_stays_as_it_is(refused, run, case
     refused(program, flags, *words)
 
 
-def says(text, status=200, kind="application/json"):
-    return lambda body: (status, {"Content-Type": kind}, text)
-
-
-def said(text, **reason):
-    return lambda body: answer(text, **reason)
-
-
-SERVERS = {
-    "no key": (says('{"error": {"message": "who are you?"}}', 401), "status 401: who are you?", "key in the environ"),
-    "a cut off score": (said("Score: 1", finish_reason="length"), "[length]"),
-}
-"""More are in test_openai_client.py and test_judge.py."""
-
-
-@pytest.mark.parametrize("case", SERVERS)
-def test_a_judge_that_answers_wrongly_is_one_line(refused, place, case):
-    reply, *words = SERVERS[case]
-    server = ChatServer(reply)
-    try:
-        refused("train", f"{JUDGE} --judge-base-url {server.url}", "m", *words)
-    finally:
-        server.close()
-
-
 EXTRAS = {
-    "vllm": (f"{START} --engine vllm", "vllm", "vLLM, which is not installed", "--engine torch"),
     "lora": (f"{START} --lora-rank 4", "peft", "make setup EXTRA=lora"),
     "reasoning-gym": (f"{START} --task reasoning_gym/leg_counting", "reasoning_gym", "EXTRA=reasoning-gym"),
+    "verifiers": (f"{START} --task verifiers:word-game", "verifiers", "EXTRA=verifiers"),
+    "mcp": (f"{START} --tools mcp:server", "mcp", "EXTRA=mcp"),
 }
 
 
@@ -238,18 +188,9 @@ EXTRAS = {
 def test_an_extra_that_is_missing_is_one_line(refused, place, monkeypatch, extra):
     flags, module, *words = EXTRAS[extra]
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr("minrl.engines.vllm.installed_build", lambda: None)
     reasoning_gym.library.cache_clear()
+    verifiers.load_library.cache_clear()
     refused("train", flags, *words)
-
-
-def test_a_disk_that_is_full_is_one_line_wherever_something_is_written(refused, run):
-    row = {"completion": "x" * 5000, "response": "x", "numbers": [3, 7, 5], "target": 9}
-    Path("rows.jsonl").write_text(lines(row))
-    with files_up_to(4096):
-        refused("filter", f"{ROWS} --data rows.jsonl --output kept --min-reward 0", "File too large")
-        refused("evaluate", f"{ROWS} --completions rows.jsonl", "rows.scored.jsonl", "File too large")
-        refused("rollouts", "run", "rollouts.html", "File too large")
 
 
 SIGNALS = {
@@ -262,20 +203,9 @@ SIGNALS = {
 def test_a_signal_ends_a_program_in_one_line_and_leaves_nothing_half_done(run, capfd, monkeypatch, case):
     module, moment, program, flags = SIGNALS[case]
     Path("rows.jsonl").write_text('{"prompt": "1", "response": "2", "completion": "1"}\n')
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))
     before = listing(run)
     with signalled_at(module, moment, 1, signal.SIGTERM), pytest.raises(SystemExit) as ended:
         run_main(main, [program, *flags.split()])
     said = capfd.readouterr().err.splitlines()
     assert ended.value.code == 143 and said[-1] == "interrupted" and "Traceback" not in "".join(said)
     assert listing(run) == before
-
-
-@pytest.mark.parametrize("level", ["foo", "limits"])
-def test_a_sandbox_that_does_not_work_is_refused_before_anything_slow(refused, place, monkeypatch, level):
-    monkeypatch.setenv("MINRL_SANDBOX_LEVEL", level)
-    monkeypatch.setattr(calls, "_unavailable", lambda name: "no usable temporary folder")
-    monkeypatch.setattr(setup, "prepare_policy", lambda *_: pytest.fail("the model was made"))
-    reason = "must be one of" if level == "foo" else "no usable temporary folder"
-    refused("train", "--task code_game --model-id nowhere --preflight-only", "MINRL_SANDBOX_LEVEL", reason)

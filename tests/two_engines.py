@@ -13,7 +13,7 @@ from minrl.dataflow import SOLO, Example, Reward, Turn
 from minrl.engines.vllm import VllmEngine
 from minrl.models.distributed import Processes
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.models.sharding import in_one_pass, master_weights, sharded_policy
+from minrl.models.sharding import in_one_pass, named_weights, sharded_policy
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
@@ -82,7 +82,7 @@ def with_engine(processes: Processes, workers: Workers, sharding: str) -> dict:
         ids.append([one.ids for one in found.rollouts])
         gaps.append(worst_gap(policy, found))
         with torch.no_grad():
-            for number, weight in enumerate(master_weights(policy.model).values()):
+            for number, weight in enumerate(named_weights(policy.model).values()):
                 weight.mul_(1 + 0.2 * (-1) ** number)
         policy.version += 1
         engine.sync(policy)

@@ -28,12 +28,13 @@ DEFAULT_SEQUENCES = 256
 class Sampling:
     """How completions are drawn. Temperature 0 is greedy. Stop ids are part of the completion.
 
-    Stop strings are searched in the text with its special tokens.
+    Stop strings are searched in the text with its special tokens. `version` is that of the weights; None: the policy's.
     """
 
     temperature: float
     stop_ids: frozenset[int]
     stop_strings: tuple[str, ...] = ()
+    version: int | None = None
 
 
 OnEnd = Callable[[Sequence[tuple[int, Completion]]], None]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minrl.dataflow import CausalModel
-from minrl.models.cpu import computed, few_rows_product, in_float32, ordered
+from minrl.models.cpu import few_rows_product, in_compute_dtype, in_float32, prepacked
 from minrl.models.lora import merged_weight
 from minrl.models.modules import held_bytes
 from minrl.models.scoring import method_of
@@ -201,7 +201,7 @@ class _Layer:
         out, self.out_bias = _side_by_side(attention.o_proj)
         into, self.into_bias = _side_by_side(mlp.gate_proj, mlp.up_proj)
         down, self.down_bias = _side_by_side(mlp.down_proj)
-        self.qkv, self.out, self.into, self.down = map(ordered, (qkv, out, into, down))
+        self.qkv, self.out, self.into, self.down = map(prepacked, (qkv, out, into, down))
         self.activation = mlp.act_fn
         self.scale: float = attention.scaling
         self.query_key_norm: _Norm | None = None
@@ -238,8 +238,8 @@ def _norm_of(module: CausalModel) -> _Norm:
 def _side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
     """Weights and biases of linear layers with the same input, concatenated, in the precision of their product."""
     weights, biases = [merged_weight(linear) for linear in linears], [linear.bias for linear in linears]
-    weight = computed(weights[0] if len(weights) == 1 else torch.cat(weights))
-    return weight, None if biases[0] is None else computed(torch.cat(biases))
+    weight = in_compute_dtype(weights[0] if len(weights) == 1 else torch.cat(weights))
+    return weight, None if biases[0] is None else in_compute_dtype(torch.cat(biases))
 
 
 class CachedDecoder:

@@ -32,7 +32,7 @@ from minrl.engines import (
     require_room,
 )
 from minrl.engines.decoders import Decoder, make_decoder
-from minrl.models.cpu import few_sizes
+from minrl.models.cpu import bucketed
 from minrl.models.logprobs import Head, output_head
 from minrl.models.shape import cached_numbers
 from minrl.models.sharding import gather_weights, release_weights
@@ -189,7 +189,7 @@ class _Batch:
             report(before + len(self.requests) - int(going.sum()))
             if not going.any():
                 break
-            count = max(FEWEST_ROWS, few_sizes(int(going.sum()), ROW_SIZES))
+            count = max(FEWEST_ROWS, bucketed(int(going.sum()), ROW_SIZES))
             if count < len(rows):
                 kept = np.argsort(~going, kind="stable")[:count]  # those that go on, and some that have ended
                 keep = torch.from_numpy(kept).to(sampled.device)

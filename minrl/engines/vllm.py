@@ -112,7 +112,7 @@ class VllmEngine:
         """
         if not requests:
             return []
-        require_current(None if self._asleep else self.version, self.policy)
+        require_current(None if self._asleep else self.version, self.policy, sampling.version)
         require_room(requests, self.context_length)
         if not self._continues(requests):
             forget_prefixes(self._llm)  # so that a batch depends on nothing before it

@@ -60,6 +60,9 @@ REPORTED_EVERY_S = 0.1
 IN_FLIGHT = 512
 """Requests that a process has in flight: each is a connection, of which a process may usually open 1,024."""
 
+IDLE_S = 2.0
+"""How long an idle connection may be used again: a server closes it after 5 s, perhaps just then."""
+
 SAMPLE = {
     **{"n": 1, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "return_token_ids": True},
     **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -91,7 +94,7 @@ class ServerEngine:
         turn = policy.processes.rank % len(urls)  # so that several processes do not all begin with the same
         self._urls = [*urls[turn:], *urls[:turn]]
         self._folder = Path(config.engine_weights_dir).absolute()
-        self._token, self._syncs = "", 0
+        self._token, self._syncs, self._closed = "", 0, False
         self._probes = first_probes(policy)
         self._facts = defaultdict[str, float](float)
         self._served = policy.processes.on_main(self._write_shape)
@@ -133,7 +136,7 @@ class ServerEngine:
         """One completion for each request, in order."""
         if not requests:
             return []
-        require_current(self.version, self.policy)
+        require_current(self.version, self.policy, sampling.version)
         require_room(requests, self.context_length)
         done: dict[int, Completion] = {}
         reported = 0
@@ -142,6 +145,7 @@ class ServerEngine:
             while not sampled.done():
                 # in turns with the loop, so that `on_end` may run a loop too
                 runner.run(asyncio.wait([sampled], timeout=REPORTED_EVERY_S))
+                assert not self._closed, "the run has ended"
                 if sampled.done():
                     sampled.result()
                 new = list(done.items())[reported:]
@@ -261,7 +265,8 @@ class ServerEngine:
         """Always ready."""
 
     def close(self) -> None:
-        """Nothing to release: the servers keep the weights that they have."""
+        """End what another thread samples. The servers keep the weights that they have."""
+        self._closed = True
 
     def _each(self, work: Callable[["Connection", str], Awaitable[T]]) -> dict[str, T]:
         """What `work` returns for each server, of all at the same time."""
@@ -304,7 +309,7 @@ class Connection:
     """Connections to servers, to be used in one event loop. `silence_s` is the longest wait for an answer; 0: any."""
 
     def __init__(self, silence_s: float) -> None:
-        limits = httpx2.Limits(max_connections=IN_FLIGHT)
+        limits = httpx2.Limits(max_connections=IN_FLIGHT, keepalive_expiry=IDLE_S)
         timeout = httpx2.Timeout(silence_s or None, pool=None)
         self._http = httpx2.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
         self._silence_s = silence_s

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from minrl.dataflow import CausalModel, Completion, Request, UserError, require
 from minrl.models.lora import ADAPTER, Adapters, adapted_layers
-from minrl.models.sharding import full_tensor, in_one_pass, master_weights, state_of
+from minrl.models.sharding import full_tensor, in_one_pass, named_weights, state_of
 from minrl.policy import Policy
 
 GAP_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
@@ -62,11 +62,14 @@ class SyncError(RuntimeError):
     """The engine does not hold the policy's weights: what it samples would not be on-policy."""
 
 
-def require_current(version: int | None, policy: Policy) -> None:
-    """Raise unless the weights of this update, which an engine has, are the policy's, however small an update was."""
-    if version != policy.version:
+def require_current(version: int | None, policy: Policy, asked: int | None = None) -> None:
+    """Raise unless the weights of this update, which an engine has, are those that are `asked` for (None: the
+    policy's), however small an update was.
+    """
+    current = policy.version if asked is None else asked
+    if version != current:
         raise SyncError(
-            f"the engine has the weights of update {version} and the policy is at {policy.version}: call wake() and "
+            f"the engine has the weights of update {version} and the policy is at {current}: call wake() and "
             "sync(policy) after each update"
         )
 
@@ -74,7 +77,7 @@ def require_current(version: int | None, policy: Policy) -> None:
 def tensors_of(model: CausalModel) -> dict[str, Tensor]:
     """The weights by name, tied ones once, and the persistent buffers, which are part of the model too."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    return master_weights(model) | {n: tensor for n, tensor in state_of(model).items() if n not in parameters}
+    return named_weights(model) | {n: tensor for n, tensor in state_of(model).items() if n not in parameters}
 
 
 def as_saved(

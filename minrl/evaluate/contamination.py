@@ -63,7 +63,7 @@ def _trained_on(run: RunFolder, name: str, options: OptionsByTask) -> tuple[set[
         own, same = run_options(run, [other]), option_keys(other)[0] == key
         if same and (split_tool(other)[0], own[key]) == (base, options[key]):
             continue  # the same dataset, whose sides are disjoint
-        task = load_task(other, own)
+        task = load_task(split_tool(other)[0], own)
         if same:
             ids |= {mark for one in task.dataset.train for mark in (one.id, task.dataset.key(one))}
         if not same or split_tool(other)[0] != base or own[key].data_path != options[key].data_path:

@@ -21,7 +21,7 @@ from torch.nn.attention.varlen import varlen_attn
 from minrl.batch import Stream, to_device
 from minrl.dataflow import CausalModel, UserError
 from minrl.models.attention_cpu import LONGEST, Rows, attend_in_rows, plan_rows
-from minrl.models.cpu import computed, in_float32
+from minrl.models.cpu import in_compute_dtype, in_float32
 
 ATTENTION = "minrl_packed"
 """The name of `packed_attention` among transformers' attention functions."""
@@ -47,7 +47,7 @@ class StreamAttention:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
         inputs, device = (query, key, value), query.device.type
         if device == "cuda":
-            inputs = computed(query), computed(key), computed(value)
+            inputs = in_compute_dtype(query), in_compute_dtype(key), in_compute_dtype(value)
         dtype = torch.promote_types(torch.promote_types(inputs[0].dtype, inputs[1].dtype), inputs[2].dtype)
         query, key, value = (tensor[0].transpose(0, 1).to(dtype).contiguous() for tensor in inputs)
         with torch.autocast(device, enabled=False):

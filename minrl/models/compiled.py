@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minrl.dataflow import CausalModel
 from minrl.models.attention import StreamAttention
-from minrl.models.cpu import computed
+from minrl.models.cpu import in_compute_dtype
 from minrl.models.structure import decoder_of, layers_of
 
 COMPILED = "minrl_compiled"
@@ -63,7 +63,9 @@ def compiled_attention(
 ) -> object:
     """What a compiled layer calls (transformers' attention interface); autocast does not reach into an operator."""
     scale, window = kwargs.get("scaling") or 1 / math.sqrt(query.shape[-1]), kwargs.get("sliding_window")
-    return ATTEND(computed(query), computed(key), computed(value), kwargs["stream"], scale, window), None
+    return ATTEND(
+        in_compute_dtype(query), in_compute_dtype(key), in_compute_dtype(value), kwargs["stream"], scale, window
+    ), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, handle: Tensor, scale: float, window: int | None) -> Tensor:

@@ -8,10 +8,9 @@ Keeping the blocks saves a third of a forward pass. oneDNN compiles a product fo
 and torch and oneDNN keep a thousand of them, of half a MiB each, which lie in between. Numbers of rows are therefore
 rounded up to one of few, whose products are kept.
 
-libgomp's threads spin for milliseconds after each parallel region before they sleep, which is fastest on a quiet
-machine. Where another process computes on a core, they spin for a thread that does not run, on the core that it waits
-for. libgomp spins 100 times only while it has more threads than cores: another team of threads, which sleeps, is kept
-for as long as threads of this process wait for a core.
+After each parallel region libgomp's threads spin for milliseconds before they sleep. On a quiet machine this is
+fastest. Beside another busy process it is slow: they spin on the core that the last of them waits for. libgomp spins
+briefly while it has more threads than cores: `spin_less_when_busy` keeps a second team, which sleeps, while they wait.
 """
 
 import ctypes
@@ -116,9 +115,8 @@ def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` of x (..., D) in the weight's precision, without a gradient. The weight may be an `ordered` one. MKL
-    multiplies up to `FEW_ROWS` rows up to 1.8 times faster from the weight's side; the rows of the result are then its
-    columns in memory.
+    """`product` of x (..., D) in the weight's precision, without a gradient. The weight may be a `prepacked` one. Up to
+    `FEW_ROWS` rows MKL computes (weight @ x.T).T, which is not contiguous, up to 1.8 times faster than x @ weight.T.
     """
     x = x if x.dtype == weight.dtype else x.to(weight.dtype)
     if weight.is_mkldnn:
@@ -131,7 +129,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return made.T.unflatten(0, x.shape[:-1])
 
 
-def ordered(weight: Tensor) -> Tensor:
+def prepacked(weight: Tensor) -> Tensor:
     """A weight in the order of memory in which oneDNN reads it, for `few_rows_product` only; the same where oneDNN does
     not multiply. Else each product of more than one row brings it to that order: for few rows that is half of its time.
     The model's own weights are copied up to a size.
@@ -144,29 +142,29 @@ def ordered(weight: Tensor) -> Tensor:
     return weight
 
 
-def few_sizes(count: int, parts: int) -> int:
+def bucketed(count: int, parts: int) -> int:
     """`count` rounded up to one of few numbers: `parts` of them from a power of two to the next, equally far apart.
 
-    >>> [few_sizes(count, 2) for count in (1, 5, 6, 7, 33)]
+    >>> [bucketed(count, 2) for count in (1, 5, 6, 7, 33)]
     [1, 6, 6, 8, 48]
     """
     step = max(1, 2 ** (count.bit_length() - 1) // parts)
     return -(-count // step) * step
 
 
-def summed_product(left: Tensor, right: Tensor) -> Tensor:
+def weight_gradient(left: Tensor, right: Tensor) -> Tensor:
     """`left.T @ right` of (N, A) and (N, B): a weight's gradient, summed over N tokens. The narrower one goes first,
     which oneDNN multiplies faster; it has plain loops for a slice of rows that are not contiguous.
     """
     if not _onednn_multiplies(left, right):
         return left.T @ right
     if left.shape[1] > right.shape[1]:
-        return summed_product(right, left).T
+        return weight_gradient(right, left).T
     first, second = (side.contiguous().T for side in (left, right))
     return torch.ops.mkldnn._linear_pointwise(first, second, None, "none", [], "")
 
 
-def add_summed_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_weight_gradient(total: Tensor, left: Tensor, right: Tensor) -> None:
     """`total += left.T @ right`, without a copy of the whole product where the precisions are the same. A GPU sums in
     the total's.
     """
@@ -178,10 +176,10 @@ def add_summed_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         return
     rows = max(1, ADDED_NUMBERS // total.shape[1])
     for start in range(0, len(total), rows):
-        total[start : start + rows] += summed_product(left[:, start : start + rows], right)
+        total[start : start + rows] += weight_gradient(left[:, start : start + rows], right)
 
 
-def computed(factor: Tensor) -> Tensor:
+def in_compute_dtype(factor: Tensor) -> Tensor:
     """A factor in the precision of products, so that one that is used many times is cast once."""
     device = factor.device.type
     if torch.is_autocast_enabled(device):

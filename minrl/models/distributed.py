@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +89,7 @@ class Processes:
         if self.count == 1 and not on_cpu:  # accelerate keeps the device of an earlier run in this process
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.dtype = precision(config.dtype, self.device)
+        self._group: distributed.ProcessGroup | None = None
         everyone = self.gather([{**facts(), HOST: socket.gethostname(), CORES: own_cores()}])
         require_one_run(everyone)
         here = sum(one[HOST] == everyone[self.rank][HOST] for one in everyone)
@@ -106,6 +108,16 @@ class Processes:
         """This process, computing on the CPU: for what has no room on its GPU yet."""
         other = copy.copy(self)
         other.device = torch.device("cpu")
+        return other
+
+    @cached_property
+    def beside(self) -> "Processes":
+        """This process with a connection of its own to the others, for a thread that works beside the main one: their
+        messages cannot be mixed up. All processes ask for it at the same time.
+        """
+        other = copy.copy(self)
+        limit = timedelta(seconds=COLLECTIVE_S)
+        other._group = distributed.new_group(backend="gloo", timeout=limit) if self.count > 1 else None
         return other
 
     @property
@@ -141,7 +153,11 @@ class Processes:
 
     def gather(self, items: list[Any]) -> list[Any]:
         """The items of all processes, in order of rank."""
-        return items if self.count == 1 else gather_object(items)
+        if self._group is None:
+            return items if self.count == 1 else gather_object(items)
+        found: list[Any] = [None] * self.count
+        distributed.all_gather_object(found, items, group=self._group)
+        return [item for part in found for item in part]
 
     def on_main(self, work: Callable[[], T]) -> T:
         """What `work` returns in the main process, in all of them. What it raises there, all raise."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from minrl.dataflow import CausalModel
-from minrl.models.cpu import computed
+from minrl.models.cpu import in_compute_dtype
 
 EXPERTS = "minrl_experts"
 """The name of `cast_experts` among transformers' functions for experts."""
@@ -23,7 +23,7 @@ class _Cast:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any module
         value = getattr(self._experts, name)
-        return computed(value) if isinstance(value, nn.Parameter) else value
+        return in_compute_dtype(value) if isinstance(value, nn.Parameter) else value
 
 
 def cast_experts(experts: nn.Module, *inputs: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from minrl.dataflow import CausalModel
 from minrl.models.cpu import (
-    add_summed_product,
-    computed,
+    add_weight_gradient,
     few_rows_product,
+    in_compute_dtype,
     in_float32,
-    ordered,
+    prepacked,
     product,
     wide_product,
 )
@@ -66,8 +66,8 @@ class Head:
 
     def cast(self) -> "Head":
         """The head in the precision of products, for `logits` only, which is called many times."""
-        bias = None if self.bias is None else computed(self.bias)
-        return Head(ordered(computed(self.weight)), bias, self.scale, self.cap)
+        bias = None if self.bias is None else in_compute_dtype(self.bias)
+        return Head(prepacked(in_compute_dtype(self.weight)), bias, self.scale, self.cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, D) -> (N, V) in float32 or better, without a gradient, for a few rows, by a head that is `cast`."""
@@ -168,7 +168,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[block] = product(dx, multiplied.weight.T)
             if grad_weight is not None:
-                add_summed_product(grad_weight, dx, hidden[block])
+                add_weight_gradient(grad_weight, dx, hidden[block])
             if grad_bias is not None:
                 grad_bias += dx.sum(0, dtype=grad_bias.dtype)
         grads = (None if grad is None else grad.to(of.dtype) for grad, of in ((grad_weight, weight), (grad_bias, bias)))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minrl.dataflow import CausalModel
-from minrl.models.cpu import float32_on_cpu, in_float32, onednn_available, product, summed_product
+from minrl.models.cpu import float32_on_cpu, in_float32, onednn_available, product, weight_gradient
 from minrl.models.experts import casts_experts
 
 NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
@@ -53,7 +53,7 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_bias = grad.sum(0) if ctx.has_bias else None
         grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = summed_product(grad, x) if ctx.needs_input_grad[1] else None
+        grad_weight = weight_gradient(grad, x) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad_bias
 
 

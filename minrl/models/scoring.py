@@ -23,7 +23,7 @@ from minrl.batch import Stream, to_device
 from minrl.dataflow import CausalModel, Rollout, UserError
 from minrl.models.attention import ATTENTION, StreamAttention
 from minrl.models.compiled import COMPILED, compiled_layers, handle_of, is_compiled
-from minrl.models.cpu import few_sizes
+from minrl.models.cpu import bucketed
 from minrl.models.logprobs import chunked_logprobs, output_head
 from minrl.models.sharding import in_one_pass
 from minrl.models.structure import decoder_of, layers_of
@@ -108,7 +108,7 @@ def _filled_up(values: Tensor) -> Tensor:
 
 def filled_size(count: int, device: torch.device) -> int:
     """Tokens that a packed pass computes for so many: on a CPU one of few sizes."""
-    return few_sizes(count, TOKEN_SIZES) if device.type == "cpu" and count else count
+    return bucketed(count, TOKEN_SIZES) if device.type == "cpu" and count else count
 
 
 def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:

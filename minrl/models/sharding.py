@@ -62,7 +62,7 @@ def in_one_pass(model: CausalModel, compute: Callable[..., R], *args: Any) -> R:
 
 
 def shard(model: CausalModel, processes: Processes, kind: str) -> None:
-    """Shard a model without storage (on `meta`), and give its shards uninitialised storage: see `fill`."""
+    """Shard a model without storage (on `meta`), and give its shards uninitialised storage: see `load_from_main`."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     known = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
@@ -83,7 +83,7 @@ def shard(model: CausalModel, processes: Processes, kind: str) -> None:
 
 
 @torch.no_grad()
-def fill(model: CausalModel, values: Mapping[str, Tensor] | None, processes: Processes) -> None:
+def load_from_main(model: CausalModel, values: Mapping[str, Tensor] | None, processes: Processes) -> None:
     """Give a sharded model the main process's whole tensors by name, one at a time. The others have none to give."""
     from torch.distributed import broadcast
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -130,7 +130,7 @@ def sharded_policy(load: Callable[[], P], processes: Processes, kind: str) -> P:
     policy.processes = processes
     for number, model in enumerate(_models(policy)):
         shard(model, processes, kind)
-        fill(model, _tensors(_models(loaded[0])[number]) if loaded else None, processes)
+        load_from_main(model, _tensors(_models(loaded[0])[number]) if loaded else None, processes)
     return policy
 
 
@@ -157,11 +157,6 @@ def named_weights(model: CausalModel) -> dict[str, Tensor]:
     """The weights by name, tied ones once: those that are trained and saved, even while whole ones are held."""
     root = sharded(model)
     return dict(model.named_parameters()) if root is None else root.weights
-
-
-def master_weights(model: CausalModel) -> dict[str, Tensor]:
-    """`named_weights`, sorted."""
-    return dict(sorted(named_weights(model).items()))
 
 
 def state_of(model: CausalModel) -> dict[str, Tensor]:
@@ -192,7 +187,7 @@ def gathered(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Ten
     return kept
 
 
-def part_of(tensor: Tensor, like: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """This process's part of a whole tensor that all processes have, sharded as `like` is."""
     if not hasattr(like, "full_tensor") or tensor.shape != like.shape:
         return tensor
@@ -225,9 +220,9 @@ def release_weights(model: CausalModel) -> None:
 def equal_passes(
     model: CausalModel, processes: Processes, passes: int, blank: Callable[[], tuple[Tensor, Tensor]]
 ) -> Iterator[None]:
-    """Inside, this process makes `passes` forward passes, each with a backward pass if there are gradients, which share
-    the casts of the weights. A sharded model's casts are not kept: they would be a whole model. For it this process
-    adds `blank` passes of weight 0 until it has made as many as the process with the most.
+    """Inside, this process makes `passes` forward passes, with backward passes if there are gradients. Weights are cast
+    once for all of them, unless the model is sharded: the casts would be a whole model. All processes of a sharded
+    model must make as many passes: those with fewer add `blank` passes of weight 0.
     """
     shards = sharded(model) is not None
     most = max(processes.gather([passes])) if shards else passes

@@ -19,13 +19,15 @@ from minrl.update import Update
 def training_lines(
     policy: Policy, rollouts: Sequence[Rollout], advantages: Tensor, updated: Update
 ) -> list[dict[str, Any]]:
-    """The step's N training rollouts with their advantages (N,) and what the update computed of them."""
+    """The step's N training rollouts with their advantages (N,), or a list of those of the turns of each (N, K), and
+    what the update computed of them.
+    """
     lines, sizes = readable(policy, rollouts, "train"), [rollout.num_sampled for rollout in rollouts]
     for name, values in (("logprobs", updated.logprobs), ("importance_weights", updated.importance_weights)):
         if values is not None:
             _add(lines, name, values.cpu().split(sizes))
     for line, advantage in zip(lines, advantages.tolist(), strict=True):
-        line["advantage"] = advantage
+        line["advantage"] = advantage[: len(line["turns"])] if isinstance(advantage, list) else advantage
     return lines
 
 
@@ -53,7 +55,7 @@ def rollout_line(rollout: Rollout, purpose: str, tokens: Sequence[str], special:
     """One rollout as a JSON object; what the update knows of it is added later."""
     reward = rollout.reward
     return {
-        **{name: value for name, value in vars(rollout).items() if value or name != "task"},
+        **{name: value for name, value in vars(rollout).items() if value or name not in ("task", "turn_rewards")},
         "num_sampled": rollout.num_sampled,
         "loss_mask": list(map(int, rollout.loss_mask)),
         "rollout_logprobs": np.round(rollout.rollout_logprobs, 6).tolist(),

@@ -4,12 +4,14 @@ An engine, a server or the record of an earlier play answers what is `pending`.
 """
 
 import traceback
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from minrl.dataflow import Example, Job, Mistake, Prompt, Reward, Turn
+from minrl.dataflow import Example, Job, Mistake, Prompt, Reward, Turn, TurnReward
 from minrl.rewards.groups import run_grouped
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import Task
@@ -19,7 +21,8 @@ from minrl.tasks.checked import mistaken
 class Play:
     """A task's generator while it is played. `pending` is None once there are `rewards` or a `failure`.
 
-    `roles` are those that have taken a turn, each with whether it is frozen. Plays of one `group` are of one prompt.
+    `roles` are those that have taken a turn, each with whether it is frozen, and `turn_rewards` what turns of theirs
+    earned themselves, by number. Plays of one `group` are of one prompt.
     """
 
     def __init__(self, task: Task, example: Example, rng: Random, group: Hashable = None) -> None:
@@ -31,6 +34,8 @@ class Play:
         self.rewards: Mapping[str, Reward] = {}
         self.failure: str | None = None
         self.roles: dict[str, bool] = {}
+        self.turns = Counter[str]()
+        self.turn_rewards: dict[str, dict[int, float]] = {}
 
     def advance(self, value: Any) -> None:  # noqa: ANN401 - a completion's text or a job's result
         """Send the value into the episode (None: begin) and see what it waits for next."""
@@ -39,14 +44,27 @@ class Play:
             return self.fail(value.reason)
         if isinstance(self.pending, Turn):
             self.roles[self.pending.role] = self.pending.frozen
+            self.turns[self.pending.role] += 1
         try:
-            self.pending = self.generator.send(value)
+            step = self.generator.send(value)
+            while isinstance(step, TurnReward):
+                self._reward_turn(step)
+                step = next(self.generator)
+            self.pending = step
         except StopIteration as end:
             self._end(end.value)
         except Mistake as error:
             self.fail(str(error))
         except (Exception, SystemExit):  # the task's own code: its rollouts become unscorable and are counted
             self.fail(traceback.format_exc())
+
+    def _reward_turn(self, earned: TurnReward) -> None:
+        """Add the reward of a role's last turn."""
+        if earned.role not in self.roles:
+            what = f"the episode rewarded a turn of {earned.role!r}, which took none: {_names(self.roles)} did"
+            raise mistaken(*self._named, what)
+        own, last = self.turn_rewards.setdefault(earned.role, {}), self.turns[earned.role] - 1
+        own[last] = own.get(last, 0.0) + earned.value
 
     def fail(self, reason: str) -> None:
         """End the episode without rewards."""
@@ -80,12 +98,24 @@ class Play:
     def _end(self, rewards: Mapping[str, Reward]) -> None:
         """Keep the rewards of a finished episode."""
         self.pending = None
-        self.rewards = rewards
+        self.rewards = {role: with_turns(paid, self.turn_rewards.get(role, {})) for role, paid in rewards.items()}
         if all(self.roles.values()):
             self.fail(self._mistaken("the episode ended before the policy took a turn"))
 
     def _mistaken(self, what: str) -> str:
         return str(mistaken(*self._named, what))
+
+
+def with_turns(reward: Reward, earned: Mapping[int, float]) -> Reward:
+    """The reward with those of the role's turns, by number. It counts as solved if it did without them.
+
+    >>> with_turns(Reward(1.0), {0: 0.25, 2: 0.5})
+    Reward(value=1.75, parts={}, maximum=1.75, full=True)
+    """
+    if not earned:
+        return reward
+    value = reward.value + sum(earned.values())
+    return replace(reward, value=value, maximum=max(reward.maximum, value), full=reward.solved)
 
 
 def run_jobs(plays: Sequence[Play], workers: Workers) -> bool:

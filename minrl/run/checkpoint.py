@@ -1,15 +1,15 @@
 """Checkpoints that are whole or not there, and the state that continues a run bit for bit.
 
-A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and, written last, `trainer.json` with
-the trainer's state. It is written under a temporary name, flushed to disk and renamed: it becomes visible at the end of
-`atomic_folder` (minrl/utils/files.py) in `save_checkpoint`.
+A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors`, with --overlap `rollouts.safetensors`,
+and, written last, `trainer.json` with the trainer's state. It is written under a temporary name, flushed to disk and
+renamed: it becomes visible at the end of `atomic_folder` (minrl/utils/files.py) in `save_checkpoint`.
 """
 
 import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from minrl.config import TrainerConfig
-from minrl.dataflow import TrainState, require
+from minrl.dataflow import LostEpisode, PlayedTurn, Reward, Rollout, TrainState, require
 from minrl.models.loading import save_model
 from minrl.models.lora import ADAPTER, SUBFOLDER, MergedWeights
-from minrl.models.sharding import full_tensor, gathered, master_weights, named_weights, part_of, sharded, state_of
+from minrl.models.sharding import full_tensor, gathered, named_weights, shard_like, sharded, state_of
 from minrl.policy import Policy
+from minrl.rollout import Rollouts
 from minrl.run.folder import RUN, STATE, by_step, relative, step_name, step_of
 from minrl.run.stopping import best_of, scores_of
 from minrl.utils.files import atomic_folder, write_text
 
 MOMENTS = "optimizer.safetensors"
+AHEAD = "rollouts.safetensors"
+"""The rollouts of the next step, with --overlap: JSON in a tensor, so that it has a hash as the others."""
+
 HASHES = "sha256"
 """The entry of trainer.json with a hash of the tensors of each safetensors file."""
 
@@ -53,6 +57,8 @@ def save_checkpoint(
     with atomic_folder(final) as temporary:
         save_policy(policy, temporary, tensors)
         save_file({name: tensor.cpu().contiguous() for name, tensor in moments.items()}, temporary / MOMENTS)
+        if state.ahead is not None:
+            save_ahead(state.ahead, temporary)
         save_state(state, temporary, run)
     thin_out(folder, config)
     return final
@@ -79,12 +85,13 @@ def _remove(checkpoint: Path) -> None:
 
 
 def _remove_moments(checkpoint: Path) -> None:
-    """Remove the optimizer's state, in trainer.json first: a kill leaves a whole checkpoint without it."""
+    """Remove what only a resume reads, in trainer.json first: a kill leaves a whole checkpoint without it."""
     if (checkpoint / MOMENTS).exists() and is_whole(checkpoint):
         values = read_state(checkpoint)
-        values[HASHES].pop(MOMENTS, None)
+        values[HASHES] = {name: digest for name, digest in values[HASHES].items() if name not in (MOMENTS, AHEAD)}
         _write_state(checkpoint, values)
-        (checkpoint / MOMENTS).unlink()
+        for name in (AHEAD, MOMENTS):
+            (checkpoint / name).unlink(missing_ok=True)
 
 
 def has_moments(checkpoint: Path) -> bool:
@@ -132,7 +139,8 @@ def save_state(state: TrainState, folder: Path, run: Path) -> None:
     """Write the state into a folder with the other files of a checkpoint, with hashes of their tensors and the way to
     the folder of the run.
     """
-    held = {name: value for name, value in asdict(state).items() if value or name != "tasks"}  # none of one task
+    values = asdict(replace(state, ahead=None))
+    held = {name: value for name, value in values.items() if value or name not in ("tasks", "ahead")}
     _write_state(folder, {**held, RUN: relative(run, folder), HASHES: hash_files(folder)})
 
 
@@ -151,6 +159,26 @@ def load_state(checkpoint: Path) -> TrainState:
     values = {name: value for name, value in read_state(checkpoint).items() if name not in others}
     tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
     return TrainState(**values, tasks=tasks)
+
+
+def save_ahead(sampled: Rollouts, folder: Path) -> None:
+    """Write the rollouts of the next step into a folder with the other files of a checkpoint."""
+    text = bytearray(json.dumps(asdict(sampled)).encode())
+    save_file({"json": torch.frombuffer(text, dtype=torch.uint8)}, folder / AHEAD)
+
+
+def load_ahead(checkpoint: Path) -> Rollouts | None:
+    """What `save_ahead` wrote; None where nothing was sampled ahead."""
+    if AHEAD not in read_state(checkpoint)[HASHES]:
+        return None
+    with safe_open(checkpoint / AHEAD, "pt") as file:
+        values = json.loads(file.get_tensor("json").numpy().tobytes())
+    for one in values["rollouts"]:
+        one["turns"] = [(start, end) for start, end in one["turns"]]
+        one["reward"] = one["reward"] and Reward(**one["reward"])
+        one["episode"] = [PlayedTurn(**turn) for turn in one["episode"]]
+    rollouts, lost = [Rollout(**one) for one in values["rollouts"]], [LostEpisode(**one) for one in values["lost"]]
+    return Rollouts(**{**values, "rollouts": rollouts, "lost": lost})
 
 
 # The best of a run's checkpoints
@@ -182,7 +210,7 @@ def is_best(folder: Path, state: TrainState) -> bool:
 def optimizer_tensors(optimizer: torch.optim.Optimizer, policy: Policy) -> dict[str, Tensor]:
     """The optimizer's moments and step counts, by the name of the weight: `moment:name`. They may be sharded."""
     tensors: dict[str, Tensor] = {}
-    for name, weight in master_weights(policy.model).items():
+    for name, weight in sorted(named_weights(policy.model).items()):
         for key, value in optimizer.state.get(weight, {}).items():
             tensor = torch.as_tensor(value).detach()
             shared = key.startswith("qmap")  # one table for all weights; safetensors wants tensors of their own
@@ -199,7 +227,7 @@ def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.O
             value, (kind, _, name) = file.get_tensor(key), key.partition(":")
             counted = kind == "step" and value.dtype == torch.int64
             weight = weights[name]
-            moment = part_of(value.to(weight.device), weight)
+            moment = shard_like(value.to(weight.device), weight)
             optimizer.state[weight][kind] = int(value) if counted else moment
 
 
@@ -257,7 +285,7 @@ def hash_files(folder: Path) -> dict[str, str]:
 
 def weights_sha256(policy: Policy) -> str:
     """A hash of the policy's weights, tied ones once. Of a sharded policy all processes must ask."""
-    return _hash((name, full_tensor(weight)) for name, weight in master_weights(policy.model).items())
+    return _hash((name, full_tensor(weight)) for name, weight in sorted(named_weights(policy.model).items()))
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:

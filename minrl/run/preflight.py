@@ -25,7 +25,7 @@ from minrl.evaluate.statistics import shares
 from minrl.evaluation import samples_of
 from minrl.models.cpu import resident_bytes
 from minrl.models.scoring import LARGEST_SHARE
-from minrl.models.sharding import master_weights
+from minrl.models.sharding import named_weights
 from minrl.models.structure import decoder_of, layers_of
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
@@ -143,7 +143,7 @@ def held_bytes(policy: Policy, config: TrainerConfig, tokens: int) -> dict[str, 
     are the policy's own measurement.
     """
     processes = policy.processes
-    weights = list(master_weights(policy.model).values())
+    weights = list(named_weights(policy.model).values())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     full = sum(weight.numel() for weight in weights if weight.dtype == torch.float32)
     shards = {"none": 1, "full": processes.count, "hybrid": processes.local_count}[config.sharding]
@@ -183,7 +183,7 @@ def returned_bytes(policy: Policy, config: TrainerConfig) -> int:
 
 def disk_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether the kept checkpoints fit on the disk, with the one that is written before the oldest is removed."""
-    counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
+    counts = {weight: weight.numel() for weight in named_weights(policy.model).values()}
     trained = sum(count for weight, count in counts.items() if weight.requires_grad)
     saved = trained if config.lora_checkpoint == "adapter" else sum(counts.values())
     saves = math.ceil(config.steps / config.save_every) if config.save_every else 1
@@ -254,9 +254,11 @@ def sample_findings(policy: Policy, name: str, played: Rollouts, max_tokens: int
         )
     values = [one.reward.value for one in rollouts if one.reward is not None]
     if len(values) > 1 and same_reward(max(values), min(values)):
+        is_text = isinstance(rollouts[0].message, str) and policy.tokenizer.chat_template
+        chat = "; the prompts are texts, and this model may expect a chat: give the task's system=" if is_text else ""
         yield (
             f"every completion was rewarded {values[0]:g}: nothing can be learned from equal rewards; choose an "
-            "easier task or a stronger model, raise --temperature, or check the reward"
+            f"easier task or a stronger model, raise --temperature, or check the reward{chat}"
         )
 
 

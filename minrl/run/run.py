@@ -31,7 +31,7 @@ from minrl.utils.text import one_line
 AUTO, LATEST = "auto", "latest"
 """The --resume that continues the run of --run-name if there is one, and else begins it, and that of the last run."""
 
-CHANGEABLE = (*ENDS, "engine_urls", "engine_weights_dir", "quiet")
+CHANGEABLE = (*ENDS, "engine_urls", "engine_weights_dir", "push_to_hub", "quiet")
 """What a resume may change, beside what the program's config names in `extends`: servers may have moved."""
 
 

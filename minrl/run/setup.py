@@ -29,14 +29,15 @@ from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
 from minrl.run.base_model import embedded_model, require_demonstrations, require_known_prompts
-from minrl.run.checkpoint import load_state, newest, restore_optimizer, weights_sha256
+from minrl.run.checkpoint import load_ahead, load_state, newest, restore_optimizer, weights_sha256
 from minrl.run.folder import RunFolder, resolve_model
+from minrl.run.hub import require_hub
 from minrl.run.preflight import leave_out_unusable
 from minrl.run.records import in_common
 from minrl.run.run import Run, owned
 from minrl.run.sizes import what_is_trained
 from minrl.run.teacher import require_same_tokens, teacher_prompt
-from minrl.tasks import Task, load_task
+from minrl.tasks import Task, find_definition, load_task
 from minrl.tasks.mixture import mixture
 from minrl.utils.console import Screen, activity
 from minrl.utils.task_names import task_key
@@ -92,6 +93,7 @@ class Parts:
 def assemble(run: Run) -> Iterator[Parts]:
     """Everything a run needs, released at the end. Only what is trained is judged."""
     config = run.config
+    require_hub(config.push_to_hub)
     with ExitStack() as held:
         processes = held.enter_context(Processes(config, partial(in_common, run)).open())
         screen = held.enter_context(Screen(config.quiet, show=processes.main))
@@ -134,6 +136,10 @@ def load_tasks(run: Run) -> dict[str, Task]:
             continue
         task = tasks[key] = load_task(name, run.options, config.data_of(key))
         trained = key in config.task_weights
+        if trained and config.overlap and getattr(find_definition(name), "is_environment", False):
+            raise UserError(
+                f"{key} plays in the main thread, which with --overlap updates at the same time: leave it out"
+            )
         if trained and not config.model_id:
             require_demonstrations(name, task)
         training, held_out = task.dataset.sizes()  # what cannot be read is refused now, not at the first evaluation
@@ -146,6 +152,9 @@ def load_tasks(run: Run) -> dict[str, Task]:
     for task in tasks.values():
         task.notes()  # raises if the task cannot run on this machine
     require_frozen_role(config.opponent, tasks)
+    frozen = any(tasks[name].frozen_opponent for name in config.task_weights)
+    beside = "this process samples the frozen role itself, and with --overlap trains at the same time: leave it out"
+    require(not (config.overlap and frozen), beside)
     return tasks
 
 
@@ -232,6 +241,8 @@ def prepare_policy(run: Run, tasks: Mapping[str, Task], processes: Processes) ->
     """
     config, start = run.config, ""
     state = load_state(run.checkpoint) if run.checkpoint is not None else TrainState()
+    if run.checkpoint is not None:
+        state.ahead = load_ahead(run.checkpoint)
     if run.checkpoint is None or config.kl_coef or config.lora_rank:
         start = start_model(run, tasks, processes)
     if config.sharding == "none" or processes.count == 1:

@@ -46,7 +46,7 @@ Epochs = Positive
 
 JUDGE = between(TrainerConfig, "judge_model", "judge_key_variable")
 ALGORITHM = between(TrainerConfig, "algorithm", "max_temperature")
-ROLLOUT = frozenset(["prompts_per_step", "group_size", "temperature", "max_unscorable_frac", "opponent"])
+ROLLOUT = frozenset(["prompts_per_step", "group_size", "temperature", "max_unscorable_frac", "opponent", "overlap"])
 ELSEWHERE = frozenset(["preflight", "preflight_only"])
 
 

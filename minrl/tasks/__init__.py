@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 from minrl.dataflow import UserError, require
 from minrl.tasks.custom import definition_in_file, definition_installed, installed_tasks, member_of_file
@@ -41,8 +42,8 @@ TASK_DEFINITIONS: dict[str, TaskDefinition | Task | Mapping[str, Any]] = {
 BUILT_IN = dict(TASK_DEFINITIONS)
 """The rows above, whatever becomes of them in TASK_DEFINITIONS."""
 
-TASK_FAMILIES = {"reasoning_gym": "minrl.tasks.reasoning_gym:define"}
-"""Tasks by `family/member`: what defines each member of a family from its name."""
+TASK_FAMILIES = {"reasoning_gym": "minrl.tasks.reasoning_gym:define", "verifiers": "minrl.tasks.verifiers:define"}
+"""Tasks by `family/member`: what defines each member of a family from its name. `verifiers:NAME` is one too."""
 
 TOOLS = {"python": "minrl.tasks.python_tool:TOOL", "tools": "minrl.tasks.tools:TOOL"}
 """Tools with which any task can be played, as `countdown+python`; `tools` are functions."""
@@ -66,6 +67,8 @@ def load_task(name: str, options: Mapping[str, object] | None = None, data_path:
     (bare, tool), (own, *_) = split_tool(name), option_keys(name)
     definition = find_definition(bare)
     tools = tool or definition.tool
+    own_tools = isinstance(definition.tool, ToolDefinition) or bare.startswith("verifiers/")
+    require(not (tool and own_tools), f"the tools of {bare} are its own: leave out --tools")
     own_options: Any = chosen.get(own) or definition.options_class()
     if data_path and not getattr(own_options, "data_path", ""):
         known = hasattr(own_options, "data_path")
@@ -93,13 +96,19 @@ def is_of_the_program(name: str) -> bool:
     return TASK_DEFINITIONS.get(name) is not BUILT_IN.get(name)
 
 
-def find_tool(name: str | Sequence[Callable[..., Any]]) -> ToolDefinition:
-    """A tool by its name; functions as tools, or those that `/path/to/file.py:name+/path/to/file.py:other` names."""
+def find_tool(name: str | Sequence[Callable[..., Any]] | ToolDefinition) -> ToolDefinition:
+    """A tool by its name; functions as tools, those that `/path/to/file.py:name+/path/to/file.py:other` names, or those
+    of the MCP server that `mcp:COMMAND` starts.
+    """
+    if isinstance(name, ToolDefinition):
+        return name
     if not isinstance(name, str):
         return replace(imported(TOOLS["tools"]), functions=tuple(name))
     if name.startswith("/"):
         return find_tool([member_of_file(one) for one in name.split("+/")])
-    named = "choose python, as in countdown+python, or name functions, --tools path/to/file.py:name"
+    if name.startswith("mcp:"):
+        return find_tool([imported("minrl.tasks.mcp:server")(unquote(name.removeprefix("mcp:")))])
+    named = "choose python, as in countdown+python, or name functions, --tools path/to/file.py:name, or mcp:COMMAND"
     require(name in TOOLS, f"no tool {name!r} to play a task with: {named}")
     return imported(TOOLS[name])
 

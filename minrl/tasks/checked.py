@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from minrl import dataflow
-from minrl.dataflow import Episode, Example, Job, Mistake, Reward, Turn, finite, require
+from minrl.dataflow import Episode, Example, Job, Mistake, Reward, Turn, TurnReward, finite, require
 
 MISTAKE = "mistake in "
 ACCIDENTS = ("timeout", "judge_failed")
@@ -122,8 +122,9 @@ def played(task: str, function: Callable[[Example, Random], Any], example: Examp
                     returns = "an episode must return the reward of each role, such as {SOLO: 1.0}"
                     require(isinstance(paid, Mapping), f"{returns}, got {paid!r:.80}", Mistake)
                     return {role: as_reward(reward) for role, reward in paid.items()}
-                right = isinstance(asked, Job) or (isinstance(asked, Turn) and is_prompt(asked.message))
-                require(right, f"an episode must yield a Turn, with {PROMPTS}, or a Job, got {asked!r:.80}", Mistake)
+                right = isinstance(asked, Job | TurnReward) or (isinstance(asked, Turn) and is_prompt(asked.message))
+                yields = f"an episode must yield a Turn, with {PROMPTS}, a TurnReward or a Job"
+                require(right, f"{yields}, got {asked!r:.80}", Mistake)
                 value = yield asked
 
 

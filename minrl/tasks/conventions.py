@@ -117,7 +117,7 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def convention_of(found: object) -> str:
     """Whose convention a reward follows, by the names of its parameters: `trl`, `verl` or none."""
     names = {*parameters(found)} if callable(found) else set()
-    if names & {"completions", "completion_ids"}:
+    if names & {"completions", "completion_ids", "environments"}:
         return "trl"
     return "verl" if {"solution_str", "ground_truth"} <= names else ""
 
@@ -215,13 +215,17 @@ def finished(paid: Any) -> Any:  # noqa: ANN401 - what the user's function retur
     import asyncio
 
     async def awaited() -> Any:  # noqa: ANN401
-        return await paid
+        try:
+            return await paid
+        except SystemExit as error:  # it would end the loop, and nobody would hear of the result
+            raise RuntimeError(f"sys.exit({error.code!r})") from error
 
-    return asyncio.run_coroutine_threadsafe(awaited(), _event_loop()).result()
+    return asyncio.run_coroutine_threadsafe(awaited(), event_loop()).result()
 
 
 @cache
-def _event_loop() -> Any:  # noqa: ANN401 - asyncio is imported where a reward is a coroutine
+def event_loop() -> Any:  # noqa: ANN401 - asyncio is imported where a reward is a coroutine
+    """The event loop of this process, in a thread of its own."""
     import asyncio
     import threading
 

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -23,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from minrl.dataflow import Example, Prompt, UserError, require
 from minrl.tasks.checked import demonstrated
-from minrl.tasks.conventions import LEFT_OUT, convention_of, finished, weighted_rewards, wrong_member
+from minrl.tasks.conventions import LEFT_OUT, convention_of, finished, parameters, weighted_rewards, wrong_member
 from minrl.tasks.data import SUFFIXES, Row, Source, dataset_of, example_of_row, problem_of
-from minrl.tasks.definition import RowOptions, TaskDefinition, called, definition_of
-from minrl.tasks.task import Dataset, Demonstration, Task, TaskOptions
+from minrl.tasks.definition import RowOptions, SolvedOptions, TaskDefinition, called, definition_of
+from minrl.tasks.task import Dataset, Demonstration, Task, TaskOptions, identity_of
 from minrl.utils.files import importing
 from minrl.utils.settings import meant
 from minrl.utils.task_names import entries_of, mixed, split_tool, weights_of
@@ -38,13 +39,15 @@ Data = str | Path | Iterable[Row] | Callable[..., Iterable[Row]]
 """A file, a folder or a dataset of the hub, `owner/name` or `owner/name/configuration`; rows, or what makes them."""
 
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+|[\w-]+)(/(?P<configuration>[\w.-]+))?")
+PROBLEMS = 1000
+"""The rows of an environment without data, each with a seed."""
 OWN = ("dataset", "reward", "episode", "demonstrations", "name", "max_tokens")
 """Fields of a `Task` that the decorator makes or has arguments for."""
 
 
 def task(
     *,
-    data: Data,
+    data: Data | None = None,
     prompt: str | Callable[..., Prompt] = "",
     system: str = "",
     held_out: float | str = 0.2,
@@ -52,9 +55,10 @@ def task(
     episode: Callable[..., Any] | None = None,
     tools: str | Sequence[Callable[..., Any]] = "",
     demonstrations: str | Callable[..., Demonstration] | None = None,
-    **more: Any,  # noqa: ANN401 - category, fields of Task
+    **more: Any,  # noqa: ANN401 - category, rewards, fields of Task
 ) -> Callable[[Callable[..., Any]], "CustomTask"]:
-    """Make a task of the function: the reward of `(completion, row)`, or an episode of `(row, rng)`, which yields.
+    """Make a task of the function: the reward of `(completion, row)`, or an episode of `(row, rng)`, which yields; or
+    of a class, an environment of TRL's form, whose `rewards` of TRL's form are beside its own `get_reward`.
 
     `data` is a file in JSONL, JSON, CSV or parquet (also compressed by gzip) or a folder of them, beside the file of
     the task; a dataset of the hub; a list of rows; or a function that makes them. `--data-path` replaces it.
@@ -69,7 +73,7 @@ def task(
     an evaluation is divided. Other arguments are those of `minrl.tasks.Task`, such as `stop_strings`; with
     `group=True` the function is given all completions of a prompt and returns a list.
     """
-    known = ["category", *(one.name for one in fields(Task) if one.name not in OWN)]
+    known = ["category", "rewards", *(one.name for one in fields(Task) if one.name not in OWN)]
     for name in more:
         require(name in known, f"@task takes no {name!r}{meant(name, known)}; it also takes {', '.join(known)}")
     arguments = SimpleNamespace(
@@ -87,6 +91,7 @@ class CustomTask(TaskDefinition):
     arguments: SimpleNamespace
     """Those of `task`; `further` are fields of `Task`."""
     further: dict[str, Any]
+    is_environment: bool
 
     def __init__(
         self,
@@ -94,14 +99,26 @@ class CustomTask(TaskDefinition):
         arguments: SimpleNamespace,
         further: dict[str, Any],
         options: type,
-        tools: str | Sequence[Callable[..., Any]],
+        tools: Any,  # noqa: ANN401 - those of `task`
     ) -> None:
-        vars(self).update(function=function, arguments=arguments, further=further)
+        rewards = further.pop("rewards", ())
+        made: Any = function if isinstance(function, type) else None
+        vars(self).update(function=function, arguments=arguments, further=further, is_environment=bool(made))
         vars(self).update({name: getattr(function, name) for name in functools.WRAPPER_ASSIGNMENTS[:4]})
-        plays = inspect.isgeneratorfunction(function)
-        needs = "@task needs a prompt: a column, or a function of the row"
-        require(plays or bool(arguments.prompt or arguments.episode), needs)
-        super().__init__(self._rows, None if plays else self._reward, options, self._more, tool=tools)
+        reward: Any = None if inspect.isgeneratorfunction(function) else self._reward
+        if made:
+            from minrl.tasks.environments import environment
+
+            require(not tools, f"the tools of {self.__name__} are its methods: leave out tools={tools!r:.60}")
+            reward, tools = environment(made, rewards)
+            options, further["cheap"] = SolvedOptions if options is TaskOptions else options, True
+        else:
+            needs = "@task needs data: a file, a dataset of the hub, rows, or a function that makes them"
+            require(arguments.data is not None, needs)
+            needs = "@task needs a prompt: a column, or a function of the row"
+            require(reward is None or bool(arguments.prompt or arguments.episode), needs)
+            require(not rewards, f"rewards are those of an environment, a class: {self.__name__} is the reward itself")
+        super().__init__(self._rows, reward, options, self._more, tool=tools)
 
     def __call__(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - the function is the user's
         """Call the function, as a test does."""
@@ -111,10 +128,14 @@ class CustomTask(TaskDefinition):
         return self.__qualname__
 
     def __fspath__(self) -> str:
-        """What `--task` names it by: its file, or its own name where no file has it, such as in a notebook."""
-        file = getattr(sys.modules.get(self.__module__), "__file__", None)
-        if file and Path(file).stem == self.__module__:
-            return f"{Path(file).resolve()}:{self.__name__}"
+        """What `--task` names it by: its file and its name there, or its own name where no file has it, such as in a
+        notebook.
+        """
+        module = sys.modules.get(self.__module__)
+        file = getattr(module, "__file__", None)
+        named = [name for name, one in vars(module or SimpleNamespace()).items() if one is self]
+        if named and file and Path(file).stem == self.__module__:
+            return f"{Path(file).resolve()}:{named[0]}"
         from minrl.tasks import register
 
         return register(self.__name__, self)
@@ -151,24 +172,33 @@ class CustomTask(TaskDefinition):
         """The examples of the rows."""
         given, divided = self.arguments, self.further.get("category", ())
         divided = [divided] if isinstance(divided, str) else divided
+        repeated = Counter[str]()
 
         def example_of(row: Row) -> Example:
             shown: Any = ""
+            if self.is_environment:  # which completes it
+                shown = row.get("prompt") or [{"role": "user", "content": ""}]
             if given.prompt:
                 shown = row[given.prompt] if isinstance(given.prompt, str) else called(given.prompt, options, dict(row))
                 require(bool(shown and str(shown).strip()), "its prompt is empty")
             category = {name: str(row[name]) for name in divided if row.get(name) is not None}
-            return replace(example_of_row(row, shown, dict(row), given.system), category=category)
+            example = replace(example_of_row(row, shown, dict(row), given.system), category=category)
+            if not self.is_environment:
+                return example
+            repeated[example.id] += 1  # an environment may begin otherwise with each of equal rows
+            return replace(example, id=f"{example.id}#{repeated[example.id]}")
 
         columns = tuple(name for name in (given.prompt, given.demonstrations) if name and isinstance(name, str))
         share = given.held_out if isinstance(given.held_out, float | int) else 0.0
         source, path = replace(self._source(options), columns=columns), getattr(options, "data_path", "")
-        return dataset_of(source, path, example_of, share, problem_of)
+        return dataset_of(source, path, example_of, share, identity_of if self.is_environment else problem_of)
 
     def _source(self, options: Any) -> Source:  # noqa: ANN401 - the options are the user's
         """Where the rows come from."""
         data, held_out = self.arguments.data, self.arguments.held_out
         splits = {"train": "train", "held_out": held_out} if isinstance(held_out, str) else {"all": "train"}
+        if data is None:
+            data = [{"seed": number} for number in range(PROBLEMS)]
         if not isinstance(data, str | Path):
             return Source(splits=splits, rows=lambda: called(data, options) if callable(data) else data)
         file = getattr(sys.modules.get(self.__module__), "__file__", None)
@@ -215,6 +245,13 @@ def definition_of_rewards(module: str, attribute: str, found: Any) -> TaskDefini
         source = Source(columns=("prompt", *(("data_source", "reward_model") if "verl" in conventions else ())))
         return dataset_of(source, options.data_path, example_of, options.held_out_share, problem_of)
 
+    for function, _ in weighted_rewards(found):
+        name = getattr(function, "__name__", attribute)
+        asks = parameters(function).get("environments")
+        needs = (
+            f"{name} rewards the episodes of an environment: put @task(rewards={name}) above its class, and name that"
+        )
+        require(asks is None or asks.default is not asks.empty, needs)
     dataset.__module__ = module  # where the task's program is looked for
     return TaskDefinition(dataset, f"{module}:{attribute}")
 
@@ -285,6 +322,8 @@ def definition_in_file(name: str) -> TaskDefinition | None:
     path, attribute = Path(match["path"]).resolve(), match["attribute"]
     module = module_of_file(f"--task {name}", path)
     found = getattr(module, attribute or "", None)
+    if isinstance(found, type) and not convention_of(found):
+        found = task()(found)
     if isinstance(found, TaskDefinition | Task):
         return definition_of(name, found)
     definition = definition_of_rewards(path.stem, attribute or "", found)

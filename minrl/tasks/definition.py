@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from minrl.dataflow import Example, UserError, require
 from minrl.tasks.conventions import TrlOrVerlReward, imported, parameters, weighted_rewards
 from minrl.tasks.data import Row, Source, dataset_of, example_of_row, problem_of
-from minrl.tasks.task import Dataset, Task, TaskOptions, split
+from minrl.tasks.task import Dataset, Task, TaskOptions, ToolDefinition, split
 from minrl.utils.settings import Bound, Share, meant
 
 
@@ -22,13 +22,18 @@ class RowOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumOptions(RowOptions):
-    """How rows are divided, and what counts as solved by rewards of TRL's or verl's form, which name no maximum."""
+class SolvedOptions(TaskOptions):
+    """What counts as solved by rewards of TRL's or verl's form, which name no maximum."""
 
     solved_at: Annotated[float, Bound(least=0)] = 0.0
     """Reward from which a completion counts as solved. 0: that of 1 by each of the rewards, times their weights."""
     solved_by: str = ""
     """The one of several rewards by whose value alone that is decided. Empty: their sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOptions(SolvedOptions, RowOptions):
+    """How rows are divided, and what counts as solved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +57,8 @@ class TaskDefinition:
     words: Callable[[Any], tuple[str, ...]] | str | None = None
     """A function of the options that gives words which every embedded base model knows, whatever its task. A task's
     vocabulary is for its own model."""
-    tool: str | Sequence[Callable[..., Any]] = ""
-    """The row of TOOLS with which the task is always played, or functions that are its tools."""
+    tool: str | Sequence[Callable[..., Any]] | ToolDefinition = ""
+    """The row of TOOLS with which the task is always played, functions that are its tools, or what plays it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.dataset, Iterator):  # a second run reads the rows again
@@ -87,7 +92,7 @@ class TaskDefinition:
         more = dict(self._named(self.more)(options)) if self.more else {}
         reward: Any = self._named(self.reward)
         if weighted_rewards(reward):
-            own = options if isinstance(options, SumOptions) else SumOptions()
+            own = options if isinstance(options, SolvedOptions) else SumOptions()
             reward = TrlOrVerlReward(self._full(self.reward), own.solved_at, own.solved_by)
             more = {"group": reward.sees_group, "notes": functools.partial(_notes, reward), **more}
         elif reward is not None:

@@ -87,13 +87,14 @@ class DeferredDataset(Dataset):
 
 class Sampled(str):
     """The text of a completion as a run sampled it: with its token ids, the final stop token among them, the training
-    step, the mark of the thought that its prompt opened, and the message with calls of tools that the tokenizer's own
-    `parse_response` read. A text from elsewhere has none of these.
+    step, the mark of the thought that its prompt opened, whether the limit cut it off, and the message with calls of
+    tools that the tokenizer's own `parse_response` read. A text from elsewhere has none of these.
     """
 
     ids: tuple[int, ...] = ()
     step: int = 0
     opened: str = ""
+    truncated: bool = False
     message: Mapping[str, Any] | None = None
 
     @classmethod

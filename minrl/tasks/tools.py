@@ -14,7 +14,7 @@ import inspect
 import json
 import random
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType
@@ -61,6 +61,8 @@ class ToolsOptions(Settings):
     """Most calls of a role in an episode. Further calls are not run; a completion of such calls alone ends its turn."""
     characters: Annotated[int, Bound(least=16, most=100_000)] = 2000
     """Most characters of a result that are shown; more is cut off."""
+    seconds: Annotated[float, Bound(least=0.1, most=3600)] = 60.0
+    """Longest call of a method of an environment or of an MCP server's tool; a function has --reward-deadline-s."""
 
 
 class Call(NamedTuple):
@@ -151,17 +153,27 @@ def _call(value: Any) -> Call:  # noqa: ANN401 - whatever the JSON holds
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON schema of a function, as chat templates take it, from its type hints and its docstring."""
+    """The JSON schema of a function, as chat templates take it: its own, or from its type hints and its docstring,
+    without `*args` and `**kwargs`, which a call by name cannot give.
+    """
+    if own := getattr(function, "schema", None):
+        return own
     from transformers.utils import get_json_schema  # each reward worker would pay for the import
 
     name = getattr(function, "__name__", repr(function))
     try:
-        return get_json_schema(function)
+        schema = get_json_schema(function)
     except Exception as error:  # of the user's function: transformers' own, and what hints raise
         raise UserError(
             f"the tool {name} needs a type hint for each parameter, and a docstring that says what it does and, under "
             f"`Args:`, what each parameter is: {first_line(error)}"
         ) from error
+    shown = schema["function"]["parameters"]
+    for own in inspect.signature(function).parameters.values():
+        if own.kind in (own.VAR_POSITIONAL, own.VAR_KEYWORD):
+            del shown["properties"][own.name]
+            shown["required"].remove(own.name)
+    return schema
 
 
 def wrong_arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> str:
@@ -186,6 +198,8 @@ def run_function(function: Callable[..., Any], arguments: Mapping[str, Any], cha
         value = function(**arguments)
         value = asyncio.run(value) if inspect.iscoroutine(value) else value
         text, failed = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), False
+    except UserError:  # not the model's doing: an environment or a server was lost
+        raise
     except Exception as error:  # the arguments are the model's
         text, failed = f"[error] {type(error).__name__}: {error}", True
     text = unmarked(text)
@@ -223,12 +237,14 @@ def episode(task: Task, tools: Tools, example: Example, rng: random.Random) -> E
             if isinstance(step, Turn):
                 first = step.role not in costs
                 asked = replace(step, message=tools.shown(step.message, example)) if first else step
-                value = yield from _turn(asked, tools, example, costs.setdefault(step.role, dict(NO_COSTS)))
+                value = yield from turn_with_tools(asked, tools, example, costs.setdefault(step.role, dict(NO_COSTS)))
             else:
                 value = yield step
 
 
-def _turn(turn: Turn, tools: Tools, example: Example, costs: dict[str, float]) -> Generator[Turn | Job, Any, str]:
+def turn_with_tools(
+    turn: Turn, tools: Tools, example: Example, costs: dict[str, float]
+) -> Generator[Turn | Job, Any, str]:
     """What a role says in the end, after its calls."""
     while found := tools.find(text := (yield turn)):
         before, calls = found
@@ -264,32 +280,50 @@ def offered(example: Example, names: Sequence[str]) -> Sequence[str]:
     return found
 
 
-def with_tools(task: Task, options: ToolsOptions, *functions: Callable[..., Any]) -> Task:
-    """The task, played with these functions as tools."""
-    require(bool(functions), f"{task.name} is played with no tool: name functions, --tools path/to/file.py:name")
+def schemas_of(task: str, functions: Sequence[Callable[..., Any]]) -> dict[str, dict[str, Any]]:
+    """The schemas of the tools of a task by their names."""
     schemas = {schema["function"]["name"]: schema for schema in map(schema_of, functions)}
-    require(len(schemas) == len(functions), f"two tools of {task.name} have one name: {', '.join(schemas)}")
-    known = dict(zip(schemas, functions, strict=True))
-    here = {name for name, function in known.items() if not is_importable(function)}
+    require(len(schemas) == len(functions), f"two tools of {task} have one name: {', '.join(schemas)}")
+    return schemas
 
-    def shown(prompt: Prompt, example: Example) -> Prompt:
-        own = [schemas[name] for name in offered(example, [*known])]
-        if not own:
-            return prompt
-        return (
-            f"{tools_text(own)}\n\n{prompt}" if isinstance(prompt, str) else [{**prompt[0], "tools": own}, *prompt[1:]]
-        )
+
+def with_schemas(schemas: Mapping[str, Any], prompt: Prompt, example: Example) -> Prompt:
+    """The prompt, which shows the tools of the example."""
+    own = [schemas[name] for name in offered(example, [*schemas])]
+    if not own:
+        return prompt
+    return f"{tools_text(own)}\n\n{prompt}" if isinstance(prompt, str) else [{**prompt[0], "tools": own}, *prompt[1:]]
+
+
+def wrong_call(
+    schemas: Mapping[str, Any], options: ToolsOptions, call: Call, example: Example, servers: Collection[str] = ()
+) -> ToolResult | None:
+    """What is said of a call that cannot be run; None if it can be. A server looks at the arguments itself."""
+    names = offered(example, [*schemas])
+    unknown = "" if call.name in names else f"there is no tool {call.name}, only {', '.join(names) or 'none'}"
+    problem = call.problem or unknown
+    if not problem and call.name not in servers:
+        problem = wrong_arguments(schemas[call.name]["function"], call.arguments)
+    return ToolResult(unmarked(f"[error] {problem}"[: options.characters]), failed=True) if problem else None
+
+
+def with_tools(task: Task, options: ToolsOptions, *functions: Callable[..., Any]) -> Task:
+    """The task, played with these functions as tools, in which a server stands for all of its own."""
+    functions = tuple(
+        each for one in functions for each in getattr(one, "tools", lambda s, one=one: [one])(options.seconds)
+    )
+    require(bool(functions), f"{task.name} is played with no tool: name functions, --tools path/to/file.py:name")
+    schemas = schemas_of(task.name, functions)
+    known = dict(zip(schemas, functions, strict=True))
+    servers = {name for name, function in known.items() if getattr(function, "waits", False)}
+    here = {name for name, function in known.items() if name not in servers and not is_importable(function)}
 
     def run(call: Call, example: Example) -> Job | ToolResult:
-        names = offered(example, [*known])
-        unknown = "" if call.name in names else f"there is no tool {call.name}, only {', '.join(names) or 'none'}"
-        problem = call.problem or unknown or wrong_arguments(schemas[call.name]["function"], call.arguments)
-        if problem:
-            return ToolResult(unmarked(f"[error] {problem}"[: options.characters]), failed=True)
-        arguments = (known[call.name], call.arguments, options.characters)
-        return Job(Grader(run_function, stopped), arguments, cheap=call.name in here)
+        arguments, waits = (known.get(call.name), call.arguments, options.characters), call.name in servers
+        job = Job(Grader(run_function, stopped), arguments, cheap=call.name in here, waits=waits)
+        return wrong_call(schemas, options, call, example, servers) or job
 
-    own = Tools(options.calls, shown, find_calls, run)
+    own = Tools(options.calls, partial(with_schemas, schemas), find_calls, run)
     return replace(task, episode=partial(episode, task, own))
 
 

@@ -38,13 +38,13 @@ class UpdateDiagnostics:
         return cls(parts.policy, parts.config, parts.state.temperature or parts.config.temperature, tracked)
 
     def measure(
-        self, rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"], update: Update
+        self, rollouts: Sequence[Rollout], advantages: Float[Tensor, "N ..."], update: Update
     ) -> tuple[Float[Tensor, " SM"], dict[str, float]]:
         """How far each token moved (NaN where the update did not score its rollout), and the curves of that."""
         own, settings = make_batch(rollouts, advantages), self._config
         before = torch.cat([update.logprobs.double(), self._before])
         moved, count = self._score([*rollouts, *self.tracked]) - before, len(own.rollout_of)
-        of_tokens = advantages[own.rollout_of]
+        of_tokens = own.advantages
         if settings.has_teacher and update.preference is not None:
             of_tokens = of_tokens + settings.teacher_weight * update.preference
         gaps = update.logprobs.double() - own.rollout_logprobs

@@ -16,6 +16,9 @@ from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.evaluate.statistics import part_means
 from minrl.rollout import Rollouts
 
+LAG = "rollout/lag"
+"""With --overlap: how many updates the weights that sampled are behind those that are trained."""
+
 CHARTS = {
     "Held-out score, reward, length, gap": {
         "held-out pass@1": [r"^eval/.*/pass@1$"],
@@ -26,7 +29,7 @@ CHARTS = {
     "Groups": {
         "solved rollouts": ["^reward/solved_frac$"],
         "solved groups": ["^reward/solve_.*_group_frac$"],
-        "parts of the reward; roles": ["^reward/part/.*$", "^reward/role/.*$"],
+        "parts of the reward; roles; turns": ["^reward/(part|role|turn)/.*$"],
         "each task": ["^task/.*/reward/mean$"],
     },
     "Policy": {
@@ -35,20 +38,30 @@ CHARTS = {
         "clipped tokens": ["^policy/clip_(low|high)_frac$"],
         "movement and advantage": ["^update/a.*$"],
     },
-    "Cost": {"seconds": ["^time/.*$"], "tokens per second": ["^speed/.*$"], "memory, GiB": ["^memory/.*$"]},
+    "Cost": {
+        "seconds": ["^time/.*$", "^overlap/.*$"],
+        "tokens per second": ["^speed/.*$"],
+        "memory, GiB": ["^memory/.*$"],
+    },
 }
 """The tab CUSTOM SCALARS: row, chart, patterns of its tags. In TIME SERIES every tag has a chart of its own."""
 
 
+OF_A_TASK = ("reward/part/", "reward/role/", "reward/turn/")
+"""Curves whose names may mean another thing in another task."""
+
+SHOWN_TURNS = 8
+"""Turns of an episode that have a curve of what they earn."""
+
+
 def step_metrics(sampled: Rollouts, limits: Mapping[str, int]) -> dict[str, float]:
     """Scalars by tag of what a step sampled. `limits` are the tokens that one turn of each task may have. Of several
-    tasks, `task/NAME/...` are those of each, and it alone has parts of the reward and roles, whose names may mean
-    another thing in another task.
+    tasks, `task/NAME/...` are those of each, and it alone has those of `OF_A_TASK`.
     """
     metrics = rollout_metrics(sampled.rollouts, limits, len(sampled.outcomes) - len(sampled.rollouts))
     if "" in limits:
         return metrics
-    metrics = {tag: value for tag, value in metrics.items() if not tag.startswith(("reward/part/", "reward/role/"))}
+    metrics = {tag: value for tag, value in metrics.items() if not tag.startswith(OF_A_TASK)}
     for task in limits:
         own = [one for one in sampled.rollouts if one.task == task]
         num_lost = sum(one.task == task for one in sampled.outcomes) - len(own)
@@ -90,6 +103,10 @@ def _scored_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "reward/solve_all_group_frac": (rates == 1).mean(),
         **{f"reward/part/{part}": mean for part, mean in part_means(rewards).items()},
     }
+    most = max(len(one.turn_rewards) for one in rollouts)  # 0 if none was rewarded
+    for turn in range(min(most, SHOWN_TURNS)):
+        earned = [(one.turn_rewards or [0.0] * most)[turn] for one in rollouts if len(one.turns) > turn]
+        metrics[f"reward/turn/{turn + 1}"] = np.mean(earned)
     if solved.any():
         metrics["rollout/completion_tokens_solved_mean"] = lengths[solved].mean()
     if not solved.all():
@@ -122,7 +139,9 @@ def over_processes(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def speeds(metrics: Mapping[str, float], sampled_tokens: int) -> dict[str, float]:
     """Tokens per second of the step, its rollouts and its update, by tag."""
-    tokens = {"": ("step", sampled_tokens), "rollout_": ("rollout", sampled_tokens)}
+    tokens = {"": ("step", sampled_tokens)}
+    if LAG not in metrics:  # else they were sampled in another step, beside its update
+        tokens["rollout_"] = ("rollout", sampled_tokens)
     tokens["update_"] = ("update", int(metrics.get("update/computed_tokens", 0)))
     return {
         f"speed/{name}tokens_per_s": count / metrics[f"time/{phase}_s"]

@@ -36,12 +36,13 @@ from minrl.run.checkpoint import (
     weights_sha256,
 )
 from minrl.run.folder import EVAL_BEFORE, RunFolder, step_name, step_of
+from minrl.run.hub import push
 from minrl.run.records import begin, hyperparameters, next_steps, write_summary
 from minrl.run.setup import START, Parts
 from minrl.run.stopping import Score, StepSignals, best_of, ended_by, note_score, score_of, scores_of
 from minrl.sampling import every, warn_of_failures
 from minrl.tracking.diagnostics import UpdateDiagnostics
-from minrl.tracking.metrics import over_processes, speeds, step_metrics
+from minrl.tracking.metrics import LAG, over_processes, speeds, step_metrics
 from minrl.tracking.samples import sample_rows
 from minrl.tracking.timers import TIMERS, timed, usage
 from minrl.tracking.writers import RunFiles, hashes_of_step
@@ -150,6 +151,9 @@ class Session:
         """Write the line of the step, and where they are due its rollouts and diagnostics."""
         self._count()
         policy, new_tokens, hashes = self.parts.policy, 0, {}
+        if sampled is not None and self.parts.config.overlap:
+            oldest = min(one.weight_version for one in sampled.rollouts)
+            self.add({LAG: self.state.policy_version - oldest})
         self.state.policy_version, self.state.skipped_steps = policy.version, policy.skipped_steps
         if sampled is not None:
             with timed("log"):
@@ -345,16 +349,17 @@ class Session:
 
     def finish(self, more: Mapping[str, Any] | None = None) -> int:
         """After a signal say how the run is resumed; else evaluate, write the summary with `more` in it, and show the
-        results. Returns the exit status.
+        results. Returns the exit status: 1 if the run is complete and `push_to_hub` failed.
         """
+        pushed = True
         if self.state.step and (self._saved is None or self._saved.name != step_name(self.state.step)):
             self.save()
         if not self.interrupted and self.evaluations is None:  # it was at its end already
             self.evaluate()
         self._bar.close()
         if self.interrupted:
-            saved = f"saved {self._saved}; resume with: {self.run.resume_command}" if self._saved else ""
-            logger.warning(saved or "stopped before the first step, with nothing to resume from")
+            saved = f"saved {self._saved}" if self._saved else "stopped before the first step"
+            logger.warning(f"{saved}; resume with: {self.run.resume_command}")
             self._signals.ended()
             return exit_status(self._signals.stopped_by)
         self.state.seconds = self._seconds
@@ -368,9 +373,14 @@ class Session:
                 facts["best"] = {"checkpoint": step_name(best.step), "step": best.step, **score}
             facts = {**{name: value for name, value in facts.items() if value}, **(more or {})}
             self.summary = write_summary(self.run, self.state, digest, final, before, self.evaluations or {}, facts)
+            if self.parts.config.push_to_hub and self._saved is None:
+                logger.warning("nothing was trained, so nothing is pushed to the hub")
+            elif self.parts.config.push_to_hub:
+                model = self.run.checkpoints / facts["best"]["checkpoint"] if best else final
+                pushed = push(self.run, self.summary, model, self.run.models.get(START, {}).get("path", ""))
             self._show_results(before, final)
         self._finished = True
-        return 0
+        return 0 if pushed else 1
 
     @property
     def _best(self) -> Score | None:

@@ -55,8 +55,12 @@ class Timers(threading.local):
             self._seconds[source] -= moved
             self._seconds[target] = self._seconds.get(target, 0.0) + moved
 
+    def note(self, tag: str, value: float) -> None:
+        """Add a number of the step that is no phase, such as the seconds of another thread."""
+        self._memory[tag] = value
+
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
-        """End the step and begin the next. Returns its seconds and its memory by tag."""
+        """End the step and begin the next. Returns its seconds by tag, and its memory and what was noted."""
         self._lap()
         seconds = {f"time/{phase}_s": value for phase, value in self._seconds.items()}
         taken = {**seconds, "time/step_s": self._mark - self._started}, self._memory

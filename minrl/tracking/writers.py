@@ -125,7 +125,7 @@ class RunFiles:
 
 
 def hashes_of_step(rollouts: Sequence[Rollout], advantages: Tensor) -> dict[str, str]:
-    """Hashes of the step's N rollouts and their advantages (N,)."""
+    """Hashes of the step's N rollouts and their advantages (N,), or those of their turns (N, K)."""
     ids = (np.array([len(one.ids), *one.ids, *one.loss_mask], dtype="<i8") for one in rollouts)
     rewards = np.array([one.reward.value if one.reward else np.nan for one in rollouts], dtype="<f8")
     compared = advantages.detach().double().cpu().numpy().astype("<f8")

@@ -269,6 +269,10 @@ def holder(path: Path) -> str:
     return (path.read_text().strip() if path.exists() else "") or "a process that has just begun"
 
 
+EXTRAS = ("openenv",)
+"""The extras that users' files import."""
+
+
 @contextmanager
 def importing(what: str) -> Iterator[None]:
     """Whatever a user's module raises while it is imported inside, as a `UserError` in one line with the place."""
@@ -279,7 +283,9 @@ def importing(what: str) -> Iterator[None]:
         lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename[0] != "<"]
         lines = [one for one in lines if not Path(one.filename).is_relative_to(PACKAGE)]
         place = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
-        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}{place}") from error
+        extra = (getattr(error, "name", "") or "").partition(".")[0]
+        fix = f": make setup EXTRA={extra}, or pip install 'minrl[{extra}]'" if extra in EXTRAS else ""
+        raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}{place}{fix}") from error
 
 
 def imported_file(path: str, what: str) -> ModuleType:

@@ -2,12 +2,13 @@
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from fractions import Fraction
 from math import inf
 from pathlib import Path
 
-from minrl.dataflow import require
+from minrl.dataflow import UserError, require
 from minrl.utils.settings import converted
 
 ENTRY = re.compile(r"\s*(/.*?\.py[^,]*|[^,]+)")
@@ -21,6 +22,10 @@ def entries_of(text: str) -> list[str]:
     ['/a,b/c.py:one', 'hanoi']
     """
     return [entry for entry in map(str.strip, ENTRY.findall(text)) if entry]
+
+
+WITHOUT_WEIGHT = re.compile(r"(?!.*\+mcp:).*\.py|.*\+mcp|verifiers", re.DOTALL)
+"""What stands before the last colon of a task that has no weight behind it."""
 
 
 def task_key(task: str) -> str:
@@ -41,7 +46,7 @@ def option_keys(task: str) -> list[str]:
     task, tool = split_tool(task)
     path, _, name = task.rpartition(":")
     own = task if not path.endswith(".py") else Path(path).stem if name == "TASK" else name
-    return [own, "tools" if tool.startswith("/") else tool] if tool else [own]
+    return [own, "tools" if tool.startswith(("/", "mcp:")) else tool] if tool else [own]
 
 
 def split_tool(task: str) -> tuple[str, str]:
@@ -51,20 +56,25 @@ def split_tool(task: str) -> tuple[str, str]:
     (('countdown', 'python'), ('c++/sevens.py:TASK', ''))
     >>> split_tool("/mine/shop.py:shop+/mine/tools.py:add+/mine/tools.py:price")
     ('/mine/shop.py:shop', '/mine/tools.py:add+/mine/tools.py:price')
+    >>> split_tool("hanoi+mcp:python /mine/server.py"), split_tool("verifiers:owner/word-game")
+    (('hanoi', 'mcp:python /mine/server.py'), ('verifiers/word-game', ''))
     """
-    found = re.fullmatch(r"(.+)\+([a-z_]+)", task)
-    found = found or re.fullmatch(r"([^/+]+(?:/\w+)?|.+?\.py:\w+)\+(/.+\.py:\w+)", task)
+    task = re.sub(r"^verifiers:([\w.-]+/)?", "verifiers/", task)
+    found = re.fullmatch(r"(.+?)\+(mcp:.+)", task, re.DOTALL) or re.fullmatch(r"(.+)\+([a-z_]+)", task)
+    found = found or re.fullmatch(r"([^/+]+(?:/[\w-]+)?|.+?\.py:\w+)\+(/.+\.py:\w+)", task)
     return (found[1], found[2]) if found else (task, "")
 
 
 def played_with(task: str, tools: str) -> str:
-    """What `--task` names, played with what `--tools` names: functions of files, or one of TOOLS.
+    """What `--task` names, played with what `--tools` names: functions of files, one of TOOLS, or the tools of an MCP
+    server, whose command is behind `mcp:`.
 
     >>> played_with("gsm8k:2,hanoi:1", "/mine/tools.py:add,price")
     'gsm8k+/mine/tools.py:add+/mine/tools.py:price:2,hanoi+/mine/tools.py:add+/mine/tools.py:price:1'
     """
-    found, file = list[str](), ""
-    for entry in entries_of(tools):
+    served = tools.startswith("mcp:")
+    found, file = [command_name(tools)] if served else list[str](), ""
+    for entry in () if served else entries_of(tools):
         path, colon, name = entry.rpartition(":")
         file = os.path.abspath(path) if colon else file
         known = bool(name) and (file.endswith(".py") or tools.isidentifier())
@@ -76,16 +86,39 @@ def played_with(task: str, tools: str) -> str:
     return mixed({"+".join([name, *found]): weight for name, weight in weights_of(task).items()})
 
 
+def command_name(tools: str) -> str:
+    """The tools of an MCP server as a part of a task's name, without signs that divide names. Files of the command are
+    named by absolute paths, so that a resumed run finds them from any folder.
+
+    >>> command_name("mcp:python -m server --units=m,s")
+    'mcp:python -m server --units=m%2Cs'
+    """
+    try:
+        words = shlex.split(tools.removeprefix("mcp:"))
+    except ValueError as error:
+        raise UserError(f"--tools {tools} is no command: {error}") from error
+    require(bool(words), "--tools mcp: needs the command of a server behind it, such as mcp:python server.py")
+    one = "one server and nothing beside it, which speaks over stdin and stdout and not by an address"
+    wrong = ",mcp:" in tools or "://" in words[0]
+    require(not wrong, f"--tools {tools} must be the command of {one}, such as mcp:python server.py")
+    paths = [
+        os.path.abspath(word) if os.path.isfile(word) and (n or "/" in word) else word for n, word in enumerate(words)
+    ]
+    return "mcp:" + re.sub(r"[%,:+]", lambda sign: f"%{ord(sign[0]):02X}", shlex.join(paths))
+
+
 def weights_of(task: str, setting: str = "task") -> dict[str, Fraction]:
     """The weight of each task that the setting names, by its name there; 1 where none is given. Raises `UserError`.
 
     >>> weights_of("countdown:2.5, hanoi")
     {'countdown': Fraction(5, 2), 'hanoi': Fraction(1, 1)}
+    >>> [*weights_of("verifiers:word-game, verifiers:sums:2, hanoi+mcp:run /server.py, gsm8k+mcp:run /server.py:2")]
+    ['verifiers:word-game', 'verifiers:sums', 'hanoi+mcp:run /server.py', 'gsm8k+mcp:run /server.py']
     """
     weights, keys = dict[str, Fraction](), set[str]()
     for entry in entries_of(task):
         name, colon, weight = entry.rpartition(":")
-        if not colon or name.endswith(".py"):
+        if not colon or WITHOUT_WEIGHT.fullmatch(name):
             name, weight = entry, "1"
         require(bool(name), f"{setting} must have a name before the weight, got {entry!r}: such as countdown:2,hanoi:1")
         key = "+".join(option_keys(name))

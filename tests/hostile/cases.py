@@ -2,12 +2,12 @@
 """Every hostile completion, and honest neighbours: what one of them may earn at most, or must earn at least.
 
 A family is a way of being paid unduly, of escaping, of costing without bound, or of failing instead of losing.
-`test_hostile.py` runs the table. The order: texts, math and puzzles, seeds
-of every task, Python, the code game, Rust, the machine.
+`test_hostile.py` runs the table. The order: texts, bombs for every task, Python, the code game, Rust, the machine.
+`answers.py` has right answers of the text tasks, and wrong ones.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,11 +111,11 @@ attacks("texts that mean more", "countdown", NINE, TURNS | SCREENS)
 BESIDE = {name: f"{RIGHT} {text}" for name, text in {**TURNS, **SCREENS}.items() if name != "harmony"}
 honest("countdown", NINE, BESIDE)  # harmony's final channel begins anew
 
-# Answers in thoughts, hedging, the notation of a program.
+# Answers in thoughts.
 
 JARS = {"question": "How many jars do 3 crates of 18 hold?", "answer": "3 * 18 = 54\n#### 54"}
 TOWER = {"pegs": "ABC", "board": ["A", "A"], "goal": "C"}
-IDLE, SOLUTION = "1 A>B ; 1 B>A ; ", "1 A>B ; 2 A>C ; 1 B>C"
+SOLUTION = "1 A>B ; 2 A>C ; 1 B>C"
 THOUGHTS = {
     "closed": "<think> {} </think> done",
     "not closed": "<think> {}",
@@ -130,54 +130,11 @@ for task, row, answer in (
     ("hanoi", TOWER, f"<answer> {SOLUTION} </answer>"),
 ):
     attacks("answer in thoughts", task, row, {name: form.format(answer) for name, form in THOUGHTS.items()})
-HEDGED = {
-    "two marks": "#### 54\n#### 55",
-    "mark and box": "#### 55 \\boxed{54}",
-    "around a thought": "#### 55 <think> hm </think> #### 54",
-    "a digit on each side of a thought": "#### 5<think> hm </think>4",
-}
-NOTATION = ("7 + 5 - 3 # 9", "0x7 + 5 - 3", "7 + 5 - 0_3", "7 + 5 - \u00b3", "7 + 5 - 3, 9")
-attacks("hedging", "gsm8k", JARS, HEDGED)
-attacks("program notation", "countdown", NINE, {text: f"<answer> {text} </answer>" for text in NOTATION})
-attacks("idle", "hanoi", TOWER, {f"{n} pairs": f"<answer> {IDLE * n}{SOLUTION} </answer>" for n in (4, 50, 1000)})
-attacks("another number", "gsm8k", JARS, {unit: f"#### 54 {unit}" for unit in ("millionths", "billionth", "crores")})
-honest("gsm8k", JARS, {"a name before": "#### x = 54", "a name before, in a box": r"\boxed{N = 54}"})
-honest("gsm8k", JARS, {"a thought before": "<think> #### 55 </think> #### 54"})
-honest("countdown", NINE, {"another minus": "<answer> 7 + 5 \u2212 3 </answer>"})
-for task in ("countdown", "countdown_3to4"):
-    honest(task, NINE, {"a minus in front": "x </think> <answer> -3 + 7 + 5 </answer>"})
-honest("hanoi", TOWER, {"a last semicolon": f"<answer> {SOLUTION} ; </answer>"})
+# Answers of math that cost what no answer needs.
 
-# Answers of math that leave the work undone, or that cost what no answer needs.
-
-FORM = 0.1
-COMPUTE = {"problem": r"Compute $\binom{13}{6}.$", "answer": "1716"}
 SIMPLIFY = {"problem": r"Simplify $\sqrt{98}.$", "answer": r"7\sqrt{2}"}
-EXPAND = {"problem": r"Expand $(x-4)^2.$", "answer": "x^2-8x+16"}
-
-MATHS = {
-    "undone": [
-        *((COMPUTE, one) for one in (r"0+\binom{13}{6}", r"\sum_{k=1}^{1}\binom{13}{6}")),
-        *((SIMPLIFY, one) for one in (r"1\cdot\sqrt{98}", r"e^{\ln\sqrt{98}}")),
-        (EXPAND, "(x-4)^2+0"),
-    ],
-    "hedging": [
-        *((COMPUTE, one) for one in ("1716 or 1717", "1717, 1716", "1715 = 1716")),
-        *((SIMPLIFY, one) for one in (r"\{7\sqrt{2}, 0\}", r"7\sqrt{2}\text{ or not}")),
-    ],
-    "cost": [(SIMPLIFY, one) for one in (r"9^{9^{9^9}}", r"\binom{10^9}{5\cdot10^8}", "{" * 1500)],
-}
-for family, answers in MATHS.items():
-    for row, answer in answers:
-        attacks(family, "math", row, {answer[:40]: rf"\boxed{{{answer}}}"}, most=FORM)
-ROOTS_OF = {"problem": "Solve $x^2+x-2=0$.", "answer": "1,-2"}
-BASE_5 = {"problem": "Write 310 in base 5.", "answer": "2220_5"}
-for row, answer in ((ROOTS_OF, "-2<x<1"), (ROOTS_OF, r"1\text{ or }2"), (COMPUTE, ">1716"), (BASE_5, "(2220)_6")):
-    attacks("another claim", "math", row, {answer: rf"\boxed{{{answer}}}"}, most=FORM)
-for row, answer in ((ROOTS_OF, r"x=1\text{ or }x=-2"), (BASE_5, "(2220)_5")):
-    honest("math", row, {answer: rf"\boxed{{{answer}}}"})
-for row, answer in ((COMPUTE, "1,716"), (SIMPLIFY, r"7\cdot\sqrt2"), (EXPAND, "16-8x+x^2")):
-    honest("math", row, {answer: rf"\boxed{{{answer}}}"})
+for answer in (r"9^{9^{9^9}}", r"\binom{10^9}{5\cdot10^8}", "{" * 1500):
+    attacks("cost", "math", SIMPLIFY, {answer[:40]: rf"\boxed{{{answer}}}"}, most=0.1)
 
 # Answers for the verifiers of reasoning-gym, which pay 0.01 for any.
 
@@ -209,7 +166,7 @@ for task, row in REASONING.items():
         attacks(family, f"reasoning_gym/{task}", row, texts, most=0.1)
     honest(f"reasoning_gym/{task}", row, {f"right, {task}": f"<answer>{row['answer']} </answer>"})
 
-# Wrong answers and bombs for each of the text tasks.
+# Bombs for each of the text tasks.
 
 CONSOLATION = {"reasoning_gym/prime_factorization": 0.01, "countdown_3to4": 0.1}
 """What a verifier of reasoning-gym pays for any text, and TinyZero for an expression of given numbers in its place."""
@@ -247,25 +204,8 @@ LEGS = {
 }
 GROUPS = CONNECTIONS["groups"]
 SOLVED = "\n".join(f"<group>{', '.join(group['members'])}</group>" for group in GROUPS)
-COLUMNS = "\n".join(f"<group>{', '.join(group['members'][n] for group in GROUPS)}</group>" for n in range(4))
-ALL_WORDS = ", ".join(word for group in GROUPS for word in group["members"])
-
-WRONG_GROUPS = (
-    *(COLUMNS, f"<group>{ALL_WORDS}</group>" * 4, f"<group>{ALL_WORDS}", f"<group>{',' * 5000}</group>"),
-    *("".join(f"<group>{word}</group>" for word in ALL_WORDS.split(", ")), COLUMNS + COLUMNS),
-)
-WRONG_SUMS = (
-    *("16", "16 + 0", "-3 + 8 + 11 + 1", "16 == 16", "sum([3, 8, 11])", "\uff11\uff16", "True * 16", "16.0"),
-    *("3 / (8 - 8) + 11", "8 + 8 + 1", "(x := 16)", "'16'"),
-)
-WRONG_MOVES = (
-    *("C C", "2 A>C", "1 A>Z ; 2 A>C ; 1 Z>C", "9 A>C", "0 A>C", "1 C>A ; 2 A>C", "1 A>C ; 2 A>C", "\uff11 A>C"),
-    "1 A>E ; 1 E>A ; " * 2000 + "1 A>A",
-)
-WRONG_NUMBERS = ("98", "98 or 96", "-97", "1/97", "12 * 7", "0.97", "97,000", "(-inf, inf)", "x = x", "\\mathbb{R}")
 BOARD = {"board": "xx3oo6789", "opponent": "random", "plays": "x"}
 """x moves and wins at 3."""
-WRONG_SQUARES = (tagged("1"), tagged("1 2 3"), tagged("\uff11"), tagged("10"))
 
 
 def plain(answer: str) -> str:
@@ -276,24 +216,20 @@ def marked(answer: str) -> str:
     return f"So.\n#### {answer}"
 
 
-def seeds(
-    task: str, row: Mapping[str, Any], form: Callable[[str], str], right: str, wrong: Sequence[str], **options: Any
-) -> None:
-    """Add every bomb and wrong answer, and the right one."""
-    texts = {repr(answer[:30]): form(answer) for answer in (*BOMBS, *wrong)}
-    attacks("seed", task, row, texts, most=CONSOLATION.get(task, 0.0), **options)
-    honest(task, row, {"the answer": form(right)}, **options)
-
-
-seeds("gsm8k", JARS, marked, "54", WRONG_NUMBERS)
-seeds("math", MATH, boxed, "13/21", WRONG_NUMBERS, format_weight=0.0)
-seeds("countdown", SIXTEEN, tagged, "8 + 11 - 3", WRONG_SUMS)
-seeds("countdown_3to4", SIXTEEN, tagged, "8 + 11 - 3", WRONG_SUMS)
-seeds("hanoi", PEGS, tagged, "1 A>E ; 2 A>C ; 1 E>C", WRONG_MOVES)
-seeds("connections", CONNECTIONS, plain, SOLVED, WRONG_GROUPS)
-seeds("tictactoe", BOARD, plain, tagged("3"), WRONG_SQUARES)
-seeds("reasoning_gym/leg_counting", LEGS, tagged, "22", WRONG_NUMBERS)
-seeds("reasoning_gym/prime_factorization", FACTORS, tagged, "2 × 2 × 7", WRONG_NUMBERS)
+for task, row, form, answer, options in (
+    ("gsm8k", JARS, marked, "54", {}),
+    ("math", MATH, boxed, "13/21", {"format_weight": 0.0}),
+    ("countdown", SIXTEEN, tagged, "8 + 11 - 3", {}),
+    ("countdown_3to4", SIXTEEN, tagged, "8 + 11 - 3", {}),
+    ("hanoi", PEGS, tagged, "1 A>E ; 2 A>C ; 1 E>C", {}),
+    ("connections", CONNECTIONS, plain, SOLVED, {}),
+    ("tictactoe", BOARD, tagged, "3", {}),
+    ("reasoning_gym/leg_counting", LEGS, tagged, "22", {}),
+    ("reasoning_gym/prime_factorization", FACTORS, tagged, "2 × 2 × 7", {}),
+):
+    bombs = {repr(bomb[:30]): form(bomb) for bomb in BOMBS}
+    attacks("seed", task, row, bombs, most=CONSOLATION.get(task, 0.0), **options)
+    honest(task, row, {"the answer": form(answer)}, **options)
 
 # Python: programs that are right once. HumanEval's form, with these statements in `check`.
 
@@ -496,9 +432,6 @@ def smallest(a, b):
 ### a crash
 import ctypes
 ctypes.string_at(0)
-### a big integer
-def smallest(a, b):
-    return 9**9**9
 """)
 SEEDS |= {
     "parentheses": "(" * 5000 + ")" * 5000,
@@ -557,9 +490,7 @@ def smallest(a, b):
 """
 
 WORTHLESS = {
-    "fails as it loads": "def smallest(a, b): return min(a, b)\nraise ValueError",
     "os._exit(0) before the tests": "import os; os._exit(0)",
-    "an answer nested without end": "x = []\nx.append(x)\ndef smallest(a, b): return x",
     "an answer nested deeply": "x = 1\nfor _ in range(900): x = [x]\ndef smallest(a, b): return x",
     "prints a fake verdict": """
 print('{"loaded": true, "lost": false, "passed": [0, 1, 2]}', flush=True)
@@ -575,7 +506,6 @@ for message in ["loaded"], ["value", True], ["passed", [0, 1]], {"loaded": True,
     'for _ in range(9): os.write(3, b\'["value", ["object", "int", {"__eq__": true}]]\\n\')',
     "sends a line without end": "import os\nwhile True: os.write(3, b'x' * 100000)",
     "closes the channel": "import os\nos.close(3)\ndef smallest(a, b): return min(a, b)",
-    "redefines exceptions": "import builtins\nbuiltins.AssertionError = Exception\ndef smallest(a, b): return 0",
     "replaces its own harness": """
 import sys
 import code_judge
@@ -602,17 +532,12 @@ DEEP = "n = 0\ndef f():\n    global n\n    n += 1\n    f()\ntry:\n    f()\nexcep
 WHAT_NO_SOURCE_TELLS = {
     "an attribute by format": "print(len('{0.__class__.__init__.__globals__}'.format(print)))",
     "the path of an error": "try:\n    import maths\nexcept ImportError as e:\n    print(len(e.path or ''))",
-    "an address by str": "print(int(str(lambda: 0)[-9:-1], 16) % 97)",
-    "an address by %": "print(int(('%s' % (lambda: 0))[-9:-1], 16) % 97)",
     "an address by %=": "x = '%s'\nx %= (lambda: 0)\nprint(int(x[-9:-1], 16) % 97)",
     "an address by f-string": "print(int(f'{lambda: 0}'[-9:-1], 16) % 97)",
     "a frame": "g = (x for x in [])\nprint(g.gi_frame.f_lineno)",
     "a class": "class A: pass\nprint(len(A.__name__))",
-    "another name of a dunder": "def __str__(x): return 7\nprint(__str__(1))",
     "the order of a set of texts": "print(ord(list({'a', 'b', 'c'})[0]))",
-    "the order by keys": "print(ord(list({'a': 1, 'b': 2}.keys() | {'c'})[0]))",
     "how deep it recurses": DEEP + ":\n    print(n)",
-    "how deep, by finally": "def f(n):\n    try:\n        return f(n + 1)\n    finally:\n        return n\nprint(f(0))",
     "a class pattern": "match print:\n    case object(__self__=b):\n        print(len(str(b)))",
     "a file by print": "print(7, file=1)",
 }  # fmt: skip
@@ -620,7 +545,6 @@ WHAT_NO_SOURCE_TELLS = {
 
 PLAIN = {
     "d = {'a': 1, 'b': 2}\nprint(sum(v for k, v in d.items()) + len(d.keys()) + ('a' in d.keys()))": "6",
-    "try:\n    print(1 // 0)\nexcept ZeroDivisionError:\n    print(7, end='')": "7",
     "x = 17\nx %= 5\nprint(f'{x}{x + 1:02d}' + '%d' % 5)": "2035",
     "print(isinstance('a', str) + isinstance([1], (str, list)) + (None is None) + (str() == ''))": "4",
     "def g():\n x = 1\n def h():\n  nonlocal x\n  x += 1\n  return x\n return h()\nprint(g())": "2",
@@ -728,17 +652,14 @@ ADDED = "impl std::ops::Add for Decimal { type Output = Self; fn add(self, _: Se
 
 ENDS_EARLY = {
     "exit": "std::process::exit(0)",
-    "exit by a nested group": "use std::{{self as s}}; s::process::exit(0)",
     "exit in a thread": "std::thread::spawn(|| std::process::exit(0)); std::thread::park(); todo!()",
     "printed verdicts": 'println!("test of_four ... ok\\ntest result: ok. 3 passed"); std::process::exit(0)',
     "a panic's value": "std::panic::panic_any(7)",
-    "a panic's value, without its message": "std::panic::resume_unwind(Box::new(7))",
     "a thread's value": "thread_local! { static X: String = String::new(); } X.with(|x| x.len()); todo!()",
     "a child": 'std::process::Command::new("cat").arg("/proc/self/exe").output().ok(); todo!()',
 }
 NOTHING_SOLVED = {
     "the stub": "todo!()",
-    "a verdict that libtest captures": 'println!("test of_four ... ok\\ntest result: ok. 3 passed"); todo!()',
     "a stack without end": "half(half(7).unwrap())",
 }
 CONSTANTS = {
@@ -776,7 +697,6 @@ impl Decimal {
 COSTS = {
     "a constant": "#[allow(long_running_const_eval)] pub const X: u64 = { let mut i = 0; while i < u64::MAX { i += 1 } "
     "i };",
-    "parentheses": "pub fn x() -> u8 { " + "(" * 30_000 + "1" + ")" * 30_000 + " }",
     "an array": "pub static X: [u64; 1 << 34] = [1; 1 << 34];",
 }
 ANSWERS_FOR_ITSELF = {
@@ -785,24 +705,20 @@ ANSWERS_FOR_ITSELF = {
     "a helper that is false": "pub struct Any; impl std::ops::Not for Any { type Output = bool; fn not(self) -> bool { "
     "false } } pub trait Odd { fn is_none(self) -> Any; } impl Odd for u8 { fn is_none(self) -> Any { Any } } "
     "pub fn half(_: u32) -> u8 { 0 }",
-    "a generic result": "pub trait Mine { fn get() -> Self; } impl Mine for Option<u32> { fn get() -> Self { None } } "
-    "pub fn half<T: Mine>(_: u32) -> T { T::get() }",
     "another Option": "pub enum Option<T> { Some(T), None } pub use Option::*; impl<T> Option<T> { pub fn is_none("
     "&self) -> bool { true } } pub fn half(n: u32) -> Option<u32> { Some(n / 2) }",
 }
 FROM_INSIDE = {
     "a module by the tests' name": "fn half(_: u32) -> u32 { 0 } mod tests_of_the_row {}",
     "an assertion that is none": "fn half(_: u32) -> u32 { 0 } use std::stringify as assert_eq;",
-    "an attribute that leaves tests out": "#![cfg(not(test))]\nfn half(_: u32) -> u32 { 0 }",
     "other code for tests": "fn half(_: u32) -> u32 { if cfg!(test) { std::process::exit(0) } 0 }",
 }
 NO_SOLUTION = {
     "no code": "half(number)",
     "a vacuous function": "```rust\nfn f() {}\n#[test]\nfn t() { assert!(true); }\n```",
-    "files of its own": "tests/halves.rs:\n```rust\n#[test] fn of_four() { assert!(true); }\n```",
     "a manifest": '```toml\n[lib]\nproc-macro = true\n[package]\nbuild = "build.rs"\n```',
 }
-LONG = ("{", 'r#"', "/*", "use a as b; ")
+LONG = ("{", 'r#"')
 
 
 QUICK = {"build_seconds": 1.0}

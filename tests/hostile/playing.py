@@ -80,7 +80,7 @@ def wrong(cases: Sequence[Case], results: Sequence[Any]) -> list[tuple[str, str,
     return [
         (case.task, case.family, case.name, getattr(result, "value", result))
         for case, result in zip(cases, results, strict=True)
-        if not (isinstance(result, Reward) and case.least <= result.value <= case.most + 1e-9)
+        if not (isinstance(result, Reward) and case.least - 1e-9 <= result.value <= case.most + 1e-9)
     ]
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from minrl.dataflow import UserError
 from minrl.models.chat import ChatTokenizer
-from minrl.models.gguf import source_of
-from minrl.models.loading import load_model, read_config, word_tokenizer
+from minrl.models.loading import load_model, save_model, word_tokenizer
 from minrl.models.lora import merge_adapters
 
 
@@ -25,8 +24,6 @@ class Written:
 
 @pytest.fixture
 def model(policy, tmp_path):
-    from minrl.models.loading import save_model
-
     folder = tmp_path / "model"
     save_model(policy.model, policy.tokenizer, folder)
     return folder
@@ -79,14 +76,6 @@ def test_no_code_of_a_folder_is_run(model, file):
     except UserError as error:
         assert "\n" not in str(error)
     assert not touched.exists()
-
-
-def test_no_kernel_that_a_config_names_is_fetched(model):
-    path = model / "config.json"
-    stored = json.loads(path.read_text())
-    path.write_text(json.dumps({**stored, "_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel"}))
-    with source_of(str(model)) as source:
-        assert "evil" not in str(read_config(str(model), source, True)._attn_implementation)
 
 
 TEMPLATES = {

@@ -130,14 +130,5 @@ def test_every_sink_shows_letters_alone(tmp_path, capsys):
     assert made.count("\n") == 2 and printable(made) == made  # header, rule, one line
 
 
-def test_hidden_is_all_of_unicodes_controls_and_marks_of_format():
-    kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    characters = {chr(code) for part in ((0, 0x3000), (0xD7F0, 0xE010), (0xE0000, 0xE0100)) for code in range(*part)}
-    every = {one for one in characters if unicodedata.category(one) in kinds}
-    assert {one for one in every if printable(one) == one} == set("\t\n\u200c\u200d")
-    others = "".join(characters - every)
-    assert printable(others) == others
-
-
 def test_one_line():
     assert one_line("a\n\tb\r\u2028c") == "a b\\r\\u2028c"

@@ -57,6 +57,7 @@ function readable(line, index, step) {
   const range = (from, to) => Array.from({ length: to - from }, (_, i) => from + i);
   const sampled = line.turns.flatMap(([from, to]) => range(from, to));
   const engine = sampled.map((i) => line.rollout_logprobs[i]);
+  const advantages = [line.advantage].flat(); // one, or one for each turn
   let [before, start] = [0, 0];
   const turns = line.turns.map(([from, to]) => {
     const turn = { shown: joinedPieces(range(before, from).map(piece)), from: start, to: start + to - from };
@@ -72,6 +73,7 @@ function readable(line, index, step) {
     pieces: sampled.map(piece),
     prompt: turns.length ? turns[0].shown : [],
     asked: [[askedOf(line.message || line.prompt), false]],
+    credit: line.advantage === null ? null : line.turns.flatMap(([from, to], k) => Array(to - from).fill(advantages[k] ?? advantages[0])),
     surprise: engine.map((logprob) => -logprob),
     gap: line.logprobs && line.logprobs.map((logprob, i) => logprob - engine[i]),
     weight: line.importance_weights ?? null,
@@ -100,6 +102,7 @@ function evaluated(line, index, step) {
     asked: [[askedOf(line.prompt), false]],
     surprise: null,
     advantage: null,
+    credit: null,
     length: line.tokens,
     finish_reason: line.truncated ? "length" : line.mode,
   };
@@ -171,9 +174,9 @@ const SCALES = {
   },
   advantage: {
     label: "advantage",
-    note: "how much better (blue) or worse (orange) than its group, the same for each token of a rollout",
-    value: (r) => r.advantage,
-    range: (step) => largest(step, (r) => Math.abs(r.advantage ?? 0)) || 1,
+    note: "how much better (blue) or worse (orange) than its group, the same for each token of a rollout, or of a turn",
+    value: (r, i) => r.credit && r.credit[i],
+    range: (step) => largest(step, (r) => largestOf(r.credit)) || 1,
   },
   weight: {
     label: "importance weight",
@@ -191,7 +194,7 @@ const SCALES = {
     label: "moved by the update",
     note:
       "how far the update moved each token's log-probability, nats: the way its advantage points (blue), or against it; without an advantage up, or down; dotted: not computed",
-    value: (r, i) => (r.moved ? r.moved[i] * (Math.sign(r.advantage ?? 0) || 1) : null),
+    value: (r, i) => (r.moved ? r.moved[i] * (Math.sign(r.credit?.[i] ?? 0) || 1) : null),
     range: (step) => largest(step, (r) => largestOf(r.moved)) || 1e-6,
   },
   none: { label: "no colour", note: "", value: () => 0 },
@@ -366,10 +369,18 @@ function factsOf(r) {
     r.truncated ? ["warn", "✂ length", "cut off at the token limit"] : ["", r.finish_reason, "finish reason"],
     ["", `${r.length} tok`, "sampled tokens"],
     r.surprise && ["", `${r.meanSurprise.toFixed(2)} nats/tok`, "surprise: minus the mean log-probability of its tokens"],
-    r.advantage !== null && ["", `adv ${signed(Number(r.advantage.toFixed(3)))}`, "advantage"],
+    typeof r.advantage === "number" && ["", advantageText(r.advantage), "advantage"],
   ];
   const shown = facts.filter(Boolean).flatMap(([kind, text, title]) => [el("span", { class: kind, title }, readableText(text)), " "]);
   return el("p", { class: "facts" }, ...shown);
+}
+
+const advantageText = (value) => `adv ${signed(Number(value.toFixed(3)))}`;
+
+// What a turn earned itself, and its advantage where each turn has its own; empty where only the episode has them.
+function creditOf(r, number) {
+  const [earned, advantage] = [r.turn_rewards?.[number], Array.isArray(r.advantage) ? r.advantage[number] : undefined];
+  return joined([earned !== undefined && `reward ${digits(earned)}`, advantage !== undefined && advantageText(advantage)]);
 }
 
 // A rollout as it reads: one completion, or turns with what was shown between them. The prompt stands elsewhere.
@@ -378,7 +389,8 @@ function completionOf(r) {
   return r.turns.flatMap((turn, number) => {
     const by = own[number]?.shown_by;
     const shown = number ? [by ? el("h4", {}, by) : null, shownText(turn.shown)] : [];
-    return [...shown.filter(Boolean), tokenText(r, turn)];
+    const credit = creditOf(r, number);
+    return [...shown.filter(Boolean), ...(credit ? [el("h4", {}, `turn ${number + 1} · ${credit}`)] : []), tokenText(r, turn)];
   });
 }
 
@@ -395,7 +407,7 @@ function conversationOf(r) {
     const say = (kind, head, said) => conversation.append(el("section", { class: `turn ${kind} ${side}` }, el("h4", {}, head), said));
     if (turn) say("shown-to", `${by || (number ? "shown" : "prompt")} to ${role}`, shownText(turn.shown));
     const written = turn ? tokenText(player, turn) : el("div", { class: "text" }, readableText(text ?? "(not on this page)"));
-    say("wrote-by", joined([role + (text === null ? "" : " (frozen)"), finish === "length" ? "cut off at the limit" : finish]), written);
+    say("wrote-by", joined([role + (text === null ? "" : " (frozen)"), finish === "length" ? "cut off at the limit" : finish, turn && creditOf(player, number)]), written);
   }
   return conversation;
 }
@@ -419,7 +431,7 @@ function showTip(token) {
     "engine gap": gap === null ? unknown : signed(gap),
     "importance weight": weight === null ? unknown : `${weight.toFixed(4)}${r.weight ? "" : " (not applied)"}`,
     "moved by the update": r.moved ? signed(r.moved[i]) : unknown,
-    advantage: r.advantage === null ? "none (not trained on)" : signed(r.advantage),
+    advantage: r.credit ? signed(r.credit[i]) : "none (not trained on)",
     seed: r.seed,
   };
   const rows = Object.entries(facts).map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value)));
@@ -511,9 +523,12 @@ function listen() {
 async function start() {
   readSteps();
   if (steps.size) {
+    const last = [...steps.keys()].pop();
+    await steps.get(last).load();
+    if (steps.get(last).rollouts.some(SHOWS.train[1])) state.show = "train"; // the others have no advantages
     drawSteps();
     listen();
-    await goToStep([...steps.keys()].pop());
+    await goToStep(last);
     performance.mark("opened");
     for (const step of steps.values()) {
       await step.load();

@@ -1,4 +1,4 @@
-"""Architectures with the real vLLM (tests/vllm_models.py has all), and what of the engine can be tried without it."""
+"""What moves weights into vLLM and verifies them, tried without it."""
 
 import json
 import math
@@ -31,25 +31,10 @@ from minrl.engines.vllm_sync import (
     tensors_of,
     unread,
 )
-from minrl.models.lora import Adapters, adapted_layers
+from minrl.models.lora import adapted_layers
 from minrl.run import preflight
+from tests.conftest import adapt
 from tests.parsed import sized
-from tests.vllm_models import TOLERANCE, compare_apart
-
-REASON = vllm_engine.refusal("cpu", vllm_engine.installed_build())
-
-FEW = ("llama", "gemma2", "phi3")
-"""Separate projections, norms of another kind and windows, fused projections."""
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.skipif(REASON is not None, reason=REASON or "")
-@pytest.mark.parametrize("name", FEW)
-def test_vllm_samples_with_the_policy_before_and_after_an_update(name):
-    found = compare_apart(name)
-    assert found.outcome == "right", found.reason
-    assert found.gap <= TOLERANCE["float32"] and found.spread > 0.5
 
 
 def test_what_vllm_starts_from_is_in_the_same_folder_for_the_same_model(policy, tmp_path, monkeypatch):
@@ -108,7 +93,7 @@ def test_tensors_are_found_by_name_alone_and_within_fused_ones():
 
 
 def test_adapters_are_read_in_their_slots_whose_spare_room_is_empty(policy):
-    policy.adapters = Adapters(policy.model, sized(lora_rank=2, lora_target_modules="q_proj,v_proj,o_proj"), "base", 0)
+    adapt(policy, lora_rank=2, lora_target_modules="q_proj,v_proj,o_proj")
     engine, layers = nn.Module(), adapted_layers(policy.model)
     for number in range(len(policy.model.model.layers)):
         for fused, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("o_proj", ("o_proj",))):
@@ -119,7 +104,7 @@ def test_adapters_are_read_in_their_slots_whose_spare_room_is_empty(policy):
             path = f"model.layers.{number}.self_attn"
             for part, (a, b) in zip(parts, slots, strict=True):
                 if layer := layers.get(f"{path}.{part}"):
-                    own = layer.lora_A["default"].weight, layer.lora_B["default"].weight.data.normal_() * 32 / 2
+                    own = layer.lora_A["default"].weight, layer.lora_B["default"].weight * 32 / 2
                     for slot, matrix in zip((a, b), own, strict=True):
                         slot[0, 0, : matrix.shape[0], : matrix.shape[1]] = matrix.detach()
             parent = engine
@@ -141,14 +126,19 @@ def test_adapters_are_read_in_their_slots_whose_spare_room_is_empty(policy):
         mismatched_adapters(engine, policy.model, torch.float32)
 
 
+def with_experts(backend="TRITON", **weights):
+    """An engine's model whose only layer holds all experts, and that layer."""
+    experts = nn.Module()
+    for name, weight in weights.items():
+        experts.register_parameter(name, nn.Parameter(weight.clone()))
+    experts.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name=backend))
+    return nn.ModuleDict({"mlp": nn.ModuleDict({"experts": nn.ModuleDict({"routed_experts": experts})})}), experts
+
+
 @pytest.mark.parametrize("backend", ["TRITON", "CPU"])
 def test_experts_are_read_where_the_kernel_keeps_them_as_loaded(backend):
     weights = {"mlp.experts.gate_up_proj": torch.randn(4, 6, 8), "mlp.experts.down_proj": torch.randn(4, 8, 3)}
-    experts = nn.Module()
-    for name, weight in zip(("w13_weight", "w2_weight"), weights.values(), strict=True):
-        experts.register_parameter(name, nn.Parameter(weight.clone()))
-    experts.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name=backend))
-    model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": nn.ModuleDict({"routed_experts": experts})})})
+    model, experts = with_experts(backend, **dict(zip(EXPERTS, weights.values(), strict=True)))
     held = find_engine_tensors(model, weights)
     assert unread(held, weights) == ([] if backend == "TRITON" else sorted(weights))
     experts.w2_weight.data[[0, 1]] = experts.w2_weight.data[[1, 0]]
@@ -156,45 +146,32 @@ def test_experts_are_read_where_the_kernel_keeps_them_as_loaded(backend):
     assert wrong == (["mlp.experts.down_proj"] if backend == "TRITON" else [])
 
 
-def test_experts_that_an_engine_keeps_as_loaded_are_copied_at_once_and_not_sent():
-    model = small_mixtral()
-    weights = {name: weight for name, weight in tensors_of(model).items() if "layers.0.mlp.experts" in name}
-    experts, biased = nn.Module(), nn.Module()
-    for name, own in EXPERTS.items():
-        weight = weights[f"model.layers.0.mlp.experts.{own}"]
-        experts.register_parameter(name, nn.Parameter(torch.zeros_like(weight)))
-        biased.register_parameter(name, nn.Parameter(torch.zeros_like(weight)))
-    biased.register_parameter("w2_bias", nn.Parameter(torch.zeros(3)))
-    experts.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name="TRITON"))
-    biased.quant_method = experts.quant_method
-    for layer, copied in ((experts, set(weights)), (biased, set())):
-        engine, places = nn.Module(), [parameter.data_ptr() for parameter in layer.parameters()]
-        engine.add_module("model", nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"mlp": nn.ModuleDict()})])}))
-        engine.model["layers"][0]["mlp"]["experts"] = layer
-        held = find_engine_tensors(engine, weights)
-        assert copy_experts(held, weights) == copied
-        assert (mismatched_tensors(held, weights, torch.float32, 0) == []) == bool(copied)
-        assert [parameter.data_ptr() for parameter in layer.parameters()] == places  # captured graphs stay valid
-    sent = dict(as_saved(model, tensors_of(model), set(weights)))
-    assert sent.keys() == {
-        name for name in dict(as_saved(model, tensors_of(model))) if "layers.0.block_sparse_moe.experts" not in name
-    }
-
-
-def test_experts_are_read_from_the_matrices_of_a_file(tmp_path):
+def test_experts_are_read_from_the_matrices_of_a_file():
     """A server has those of a checkpoint, each of one expert."""
-    gates, downs = torch.randn(3, 6, 8), torch.randn(3, 8, 3)
-    experts, weights = nn.Module(), {}
-    for name, weight in (("w13_weight", gates), ("w2_weight", downs)):
-        experts.register_parameter(name, nn.Parameter(weight.clone()))
+    gates, downs, weights = torch.randn(3, 6, 8), torch.randn(3, 8, 3), {}
     for expert in range(3):
         parts = {"gate_proj": gates[expert, :3], "up_proj": gates[expert, 3:], "down_proj": downs[expert]}
         weights |= {f"mlp.experts.{expert}.{name}.weight": part.clone() for name, part in parts.items()}
-    experts.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name="TRITON"))
-    held = find_engine_tensors(nn.ModuleDict({"mlp": nn.ModuleDict({"experts": experts})}), weights)
+    model, experts = with_experts(w13_weight=gates, w2_weight=downs)
+    held = find_engine_tensors(model, weights)
     assert unread(held, weights) == [] and mismatched_tensors(held, weights, torch.float32, 0) == []
     experts.w13_weight.data[1, 3:] += 1e-6
     assert mismatched_tensors(held, weights, torch.float32, 0) == ["mlp.experts.1.up_proj.weight"]
+
+
+def test_experts_that_an_engine_keeps_as_loaded_are_copied_at_once_and_not_sent():
+    weights = {"mlp.experts.gate_up_proj": torch.randn(4, 6, 8), "mlp.experts.down_proj": torch.randn(4, 8, 3)}
+    empty = {name: torch.zeros_like(weight) for name, weight in zip(EXPERTS, weights.values(), strict=True)}
+    for more, copied in (({}, set(weights)), ({"w2_bias": torch.zeros(4)}, set())):
+        model, experts = with_experts(**empty, **more)
+        places, held = [parameter.data_ptr() for parameter in experts.parameters()], find_engine_tensors(model, weights)
+        assert copy_experts(held, weights) == copied
+        assert (mismatched_tensors(held, weights, torch.float32, 0) == []) == bool(copied)
+        assert [parameter.data_ptr() for parameter in experts.parameters()] == places  # captured graphs stay valid
+    model = small_mixtral()
+    tensors = tensors_of(model)
+    sent = {name for name, _ in as_saved(model, tensors, {name for name in tensors if "layers.0.mlp.experts" in name})}
+    assert sent == {name for name, _ in as_saved(model, tensors) if "layers.0.block_sparse_moe.experts" not in name}
 
 
 OUTLIER, APART, NAN = [4.0] + [0.05] * 31, [0.3] * 32, [math.nan] * 32
@@ -236,19 +213,17 @@ def test_the_probes_are_prompts_and_their_completions_from_the_start():
 
 
 def test_whatever_vllm_raises_is_one_line_with_its_reason(policy):
-    for error, reason in ((RuntimeError("first\nsecond"), "RuntimeError: first"), (AssertionError(), "AssertionError")):
-        with (
-            pytest.raises(UserError, match="cannot sample for Qwen3ForCausalLM on this cpu") as raised,
-            vllm_errors(policy),
-        ):
-            raise error
-        assert reason in str(raised.value) and str(raised.value).endswith("; use --engine torch")
-        assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match=r"^mine$"), vllm_errors(policy):
-        raise UserError("mine")
     few = "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing."
-    with pytest.raises(UserError, match=r"raise --engine-memory-frac, or .* --engine vllm-server"), vllm_errors(policy):
-        raise ValueError(few)
+    for error, said in (
+        (
+            RuntimeError("first\nsecond"),
+            "Qwen3ForCausalLM on this cpu: RuntimeError: first; use --engine torch$",
+        ),
+        (ValueError(few), "raise --engine-memory-frac, or .* --engine vllm-server"),
+        (UserError("mine"), "^mine$"),
+    ):
+        with pytest.raises(UserError, match=said), vllm_errors(policy):
+            raise error
 
 
 def test_a_model_beyond_vllms_share_of_the_card_is_refused_before_vllm_starts(policy, monkeypatch):
@@ -316,7 +291,5 @@ def test_the_first_probes_are_two_texts_and_the_policy_scores_their_last_tokens(
 
 
 def test_a_second_text_is_probed_where_no_weight_is_wrong_and_the_gap_is_large():
-    found = {(gap, bool(wrong)): SyncCheck(torch.tensor([gap]), wrong, 9).decides(torch.bfloat16) for gap, wrong in (
-        (0.1, []), (0.3, []), (0.3, ["a"]), (math.nan, [])
-    )}  # fmt: skip
-    assert list(found.values()) == [True, False, True, False]
+    for gap, wrong, decides in ((0.1, [], True), (0.3, [], False), (0.3, ["a"], True), (math.nan, [], False)):
+        assert SyncCheck(torch.tensor([gap]), wrong, 9).decides(torch.bfloat16) == decides
