@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from minrl.__main__ import PROGRAMS, main
 from minrl.run import base_model, setup
 from minrl.sft import filter
-from minrl.tasks import reasoning_gym, verifiers
+from minrl.tasks import mcp, reasoning_gym, verifiers
 from minrl.utils.cli import run_main
 from tests.killing import signalled_at
 
@@ -190,6 +190,7 @@ def test_an_extra_that_is_missing_is_one_line(refused, place, monkeypatch, extra
     monkeypatch.setitem(sys.modules, module, None)
     reasoning_gym.library.cache_clear()
     verifiers.load_library.cache_clear()
+    mcp.load_library.cache_clear()
     refused("train", flags, *words)
 
 
