@@ -34,7 +34,7 @@ FILES_OF_THEIR_OWN = {room for room in ROOMS if "." in room}
 EVENING = 3158
 """Lines of the modules right in minrl/: whoever reads them has read the algorithm and its settings."""
 
-PACKAGE = 29272
+PACKAGE = 29271
 """Lines of the package. Every change that lowers them lowers this number."""
 
 

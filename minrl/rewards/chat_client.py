@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from minrl.dataflow import Message, UserError, require
+from minrl.utils.files import installed
 from minrl.utils.text import without_keys
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -201,10 +202,8 @@ def _own_headers(openai: Any, url: str, key: str) -> dict[str, Any]:  # noqa: AN
 
 
 def _openai() -> Any:  # noqa: ANN401 - the library
-    try:
+    with installed("judge", "openai"):
         import openai  # here: it is an extra, and its import takes a second
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed: make setup EXTRA=judge, or pip install openai") from error
     return openai
 
 

@@ -19,7 +19,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from minrl.models import chat
 from minrl.rewards.chat_client import ChatClient, ChatRefusal
 from minrl.rewards.reply_cache import ReplyCache
 from minrl.tasks import Task
-from minrl.tasks.task import reference
+from minrl.tasks.task import reference, relayed
 from minrl.tasks.thoughts import after_thoughts
 from minrl.utils.text import unmarked
 
@@ -208,17 +208,14 @@ def judged(task: Task, judge: Judge | None) -> Task:
 def _episode(task: Task, judge: Judge, example: Example, rng: random.Random) -> Episode:
     """The task's episode, followed by a job for each role that the policy played."""
     played: dict[str, list[tuple[Prompt, str]]] = {}
-    with contextlib.closing(task.play(example, rng)) as episode:
-        value: Any = None
-        while True:
-            try:
-                step = episode.send(value)
-            except StopIteration as end:
-                rewards = end.value
-                break
-            value = yield step
-            if isinstance(step, Turn) and not step.frozen:
-                played.setdefault(step.role, []).append((step.message, value))
+
+    def answered(step: Any) -> Generator[Any, Any, Any]:  # noqa: ANN401 - what an episode yields and is sent
+        value = yield step
+        if isinstance(step, Turn) and not step.frozen:
+            played.setdefault(step.role, []).append((step.message, value))
+        return value
+
+    rewards = yield from relayed(task.play(example, rng), answered)
     if not isinstance(rewards, Mapping):
         return rewards  # which the rollout refuses, as it does without a judge
     paid = dict(rewards)

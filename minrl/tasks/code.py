@@ -80,16 +80,18 @@ class CodeOptions(TaskOptions):
         return Limits(wall_s=2 * self.timeout_s, cpu_s=self.timeout_s, memory_mib=self.memory_mib)
 
 
-def extract_program(completion: str) -> str:
-    """The program in a completion.
+def extract_program(completion: str, place: int = -1) -> str:
+    """The program in a completion: the last of several, or the one at a `place`.
 
     >>> extract_program("First ```x```.\\n```python\\nprint(1)\\n```\\nor\\n```python\\nprint(2)\\n```\\nDone.")
     'print(2)\\n'
+    >>> extract_program("Here:\\n```python\\nprint(1)\\n```\\nIt prints:\\n```\\n1\\n```", 0)
+    'print(1)\\n'
     """
     answer = after_thoughts(completion)
     blocks = fenced_blocks(answer)
     python = [block for block in blocks if block[0] in ("python", "py", "python3")]
-    return [("", answer), *blocks, *python][-1][1]
+    return (python or blocks or [("", answer)])[place][1]
 
 
 def reward(completion: str, example: Example, options: CodeOptions) -> Reward:

@@ -25,11 +25,9 @@ from typing import Annotated, Any
 from minrl.dataflow import Example, Reward
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Limits
-from minrl.tasks.answers import fenced_blocks
-from minrl.tasks.code import START, notes
+from minrl.tasks.code import START, extract_program, notes
 from minrl.tasks.data import Row
 from minrl.tasks.task import HeldOut, TaskOptions
-from minrl.tasks.thoughts import after_thoughts
 from minrl.utils.settings import Bound, Positive
 
 TOPICS = (
@@ -62,23 +60,11 @@ class CodeExecutionOptions(TaskOptions):
         return Limits(wall_s=2 * self.timeout_s, cpu_s=self.timeout_s, memory_mib=self.memory_mib)
 
 
-def extract_program(completion: str) -> str:
-    """The program in a completion.
-
-    >>> extract_program("Here:\\n```python\\nprint(1)\\n```\\nIt prints:\\n```\\n1\\n```")
-    'print(1)\\n'
-    """
-    answer = after_thoughts(completion)
-    blocks = fenced_blocks(answer)
-    python = [block for block in blocks if block[0] in ("python", "py", "python3")]
-    return [*python, *blocks, ("", answer)][0][1]
-
-
 def reward(completion: str, _: Example, options: CodeExecutionOptions) -> Reward:
     """What became of the program. Its syntax is checked by an interpreter that does not run it, so that it cannot fake
     the result.
     """
-    program = extract_program(completion)
+    program = extract_program(completion, 0)
     if not program.strip():
         return _ended(-1.0, "no_program")
     files = {"program.py": program.encode(errors="replace")}

@@ -1,8 +1,10 @@
 """Rewards in the form of TRL (functions of `completions` and columns) or of verl (of `solution_str` and others)."""
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -210,17 +212,20 @@ def _verl_score(function: Callable[..., Any], completion: str, example: Example,
 
 def finished(paid: Any) -> Any:  # noqa: ANN401 - what the user's function returned
     """The result of a coroutine. One event loop of the process runs them all, so that a client may be kept."""
-    if not inspect.isawaitable(paid):
-        return paid
+    return begun(paid).result() if inspect.isawaitable(paid) else paid
+
+
+def begun(coroutine: Awaitable[Any]) -> Future[Any]:
+    """The result of a coroutine on the event loop of this process. There `sys.exit` is an error."""
     import asyncio
 
-    async def awaited() -> Any:  # noqa: ANN401
+    async def awaited() -> Any:  # noqa: ANN401 - whatever it returns
         try:
-            return await paid
-        except SystemExit as error:  # it would end the loop, and nobody would hear of the result
+            return await coroutine
+        except SystemExit as error:
             raise RuntimeError(f"sys.exit({error.code!r})") from error
 
-    return asyncio.run_coroutine_threadsafe(awaited(), event_loop()).result()
+    return asyncio.run_coroutine_threadsafe(awaited(), event_loop())
 
 
 @cache
@@ -230,5 +235,11 @@ def event_loop() -> Any:  # noqa: ANN401 - asyncio is imported where a reward is
     import threading
 
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    def run() -> None:
+        while True:
+            with contextlib.suppress(SystemExit):  # asyncio raises it here too, and whoever awaits the task gets it
+                loop.run_forever()
+
+    threading.Thread(target=run, daemon=True).start()
     return loop

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import random
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -132,7 +132,7 @@ class Held:
         function = getattr(self.environment, method)
         try:
             if inspect.iscoroutinefunction(function):  # of several at a time
-                return finished(limited(function(**given), self.seconds))
+                return finished(asyncio.wait_for(function(**given), self.seconds))
             before = exchanged(self._states)
             try:
                 with time_limit(self.seconds):
@@ -144,12 +144,6 @@ class Held:
         except (OutOfTime, TimeoutError) as error:
             self.usable = False
             raise Mistake(f"{self.name}.{method} did not return within {self.seconds:g} s (--tools.seconds)") from error
-
-
-async def limited(coroutine: Awaitable[Any], seconds: float) -> Any:  # noqa: ANN401 - whatever it returns
-    """The coroutine's result; `TimeoutError` after so many seconds. It stays in its task, where `finished` catches."""
-    async with asyncio.timeout(seconds):
-        return await coroutine
 
 
 def seeded(seed: int | str) -> tuple[Any, Any]:

@@ -21,7 +21,8 @@ from typing import Any
 from loguru import logger
 
 from minrl.dataflow import UserError, require
-from minrl.tasks.conventions import event_loop
+from minrl.tasks.conventions import begun, event_loop
+from minrl.utils.files import installed
 from minrl.utils.text import one_line, unmarked
 
 START_S, END_S = 60.0, 10.0
@@ -64,7 +65,7 @@ class Server:
         client, library = self._running(), load_library()
         call = client.call_tool(name, arguments, read_timeout_seconds=seconds)
         try:
-            return asyncio.run_coroutine_threadsafe(call, event_loop()).result()
+            return begun(call).result()
         except library.MCPError as error:
             with self._lock:
                 if error.code == library.types.CONNECTION_CLOSED and self._client is client:
@@ -78,7 +79,7 @@ class Server:
                 started: Future = Future()
                 self._printed = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - as long as it runs
                 self._library, self._stop = load_library(), asyncio.Event()
-                self._ended = asyncio.run_coroutine_threadsafe(self._live(started), event_loop())
+                self._ended = begun(self._live(started))
                 self._client, self._schemas = started.result()
             return self._client
 
@@ -138,10 +139,8 @@ async def schemas_of(client: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - the
 @cache
 def load_library() -> Any:  # noqa: ANN401 - the library
     """The client of MCP. It says once, and without a traceback, that a server prints what is no message on stdout."""
-    try:
+    with installed("mcp", "'mcp>=2,<3'"):
         import mcp
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed: make setup EXTRA=mcp, or pip install 'mcp>=2,<3'") from error
     seen = set[str]()
 
     def is_first(record: logging.LogRecord) -> bool:

@@ -30,6 +30,7 @@ from minrl.tasks.definition import TaskDefinition
 from minrl.tasks.grader import OutOfTime, bounded
 from minrl.tasks.task import Dataset, DeferredDataset, HeldOut, TaskOptions, chat, identity_of, split
 from minrl.tasks.thoughts import after_thoughts
+from minrl.utils.files import installed
 from minrl.utils.settings import Count, Natural
 
 _PAYS_GUESSES = (
@@ -180,15 +181,10 @@ def same_problem(example: Example) -> str:
 @functools.cache
 def library() -> Any:  # noqa: ANN401 - the library
     """reasoning-gym, loaded when first needed, with verifiers that execute nothing of an answer."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of a library that it uses
-            import reasoning_gym
-            import reasoning_gym.utils
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{error.name} is not installed: make setup EXTRA=reasoning-gym, or pip install reasoning-gym"
-        ) from error
+    with installed("reasoning-gym", "reasoning-gym"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of a library that it uses
+        import reasoning_gym
+        import reasoning_gym.utils
     for module in EVALUATING:
         vars(importlib.import_module(f"reasoning_gym.{module}"))["eval"] = ast.literal_eval
     return reasoning_gym

@@ -4,12 +4,13 @@ A hash of the problem's identity (`Example.id`) splits training and held-out exa
 problem is held out in every run, and in the warm start of the base model.
 """
 
+import contextlib
 import functools
 import hashlib
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -266,6 +267,18 @@ def _fraction(example_id: str) -> float:
     """A number in [0, 1) that the identity alone decides."""
     digest = hashlib.sha256(example_id.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def relayed(play: Episode, answered: Callable[[Any], Generator[Any, Any, Any]]) -> Generator[Any, Any, Any]:
+    """What an episode returns that is sent what `answered` returns of each step, and yields what that yields."""
+    with contextlib.closing(play):
+        value: Any = None
+        while True:
+            try:
+                step = play.send(value)
+            except StopIteration as end:
+                return end.value
+            value = yield from answered(step)
 
 
 def extract_answer(completion: str) -> str | None:

@@ -9,7 +9,6 @@ several calls, which run in its order. The task is given the role's last turn al
 """
 
 import asyncio
-import contextlib
 import inspect
 import json
 import random
@@ -24,7 +23,7 @@ from minrl.dataflow import Episode, Example, Job, Mistake, Prompt, Turn, UserErr
 from minrl.models.chat import tools_text
 from minrl.tasks.definition import is_importable
 from minrl.tasks.grader import Grader, Reason
-from minrl.tasks.task import Task, ToolDefinition
+from minrl.tasks.task import Task, ToolDefinition, relayed
 from minrl.tasks.thoughts import after_thoughts
 from minrl.utils.settings import Bound, Settings
 from minrl.utils.text import first_line, unmarked
@@ -224,22 +223,18 @@ def tool_message(prompt: Prompt, results: Sequence[tuple[Mapping[str, Any], str]
 def episode(task: Task, tools: Tools, example: Example, rng: random.Random) -> Episode:
     """The task's episode, in which every role may call tools before it ends a turn."""
     costs: dict[str, dict[str, float]] = {}
-    with contextlib.closing(task.play(example, rng)) as played:
-        value: Any = None
-        while True:
-            try:
-                step = played.send(value)
-            except StopIteration as end:
-                return {
-                    role: replace(reward, parts={**reward.parts, **costs.get(role, NO_COSTS)})
-                    for role, reward in end.value.items()
-                }
-            if isinstance(step, Turn):
-                first = step.role not in costs
-                asked = replace(step, message=tools.shown(step.message, example)) if first else step
-                value = yield from turn_with_tools(asked, tools, example, costs.setdefault(step.role, dict(NO_COSTS)))
-            else:
-                value = yield step
+
+    def answered(step: Any) -> Generator[Any, Any, Any]:  # noqa: ANN401 - what an episode yields and is sent
+        if not isinstance(step, Turn):
+            return (yield step)
+        first = step.role not in costs
+        asked = replace(step, message=tools.shown(step.message, example)) if first else step
+        return (yield from turn_with_tools(asked, tools, example, costs.setdefault(step.role, dict(NO_COSTS))))
+
+    rewards = yield from relayed(task.play(example, rng), answered)
+    return {
+        role: replace(reward, parts={**reward.parts, **costs.get(role, NO_COSTS)}) for role, reward in rewards.items()
+    }
 
 
 def turn_with_tools(

@@ -20,11 +20,12 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 from minrl.dataflow import SOLO, Episode, Example, Job, Message, Mistake, Reward, Turn, UserError, require
-from minrl.tasks.conventions import event_loop
+from minrl.tasks.conventions import begun, event_loop
 from minrl.tasks.data import Row, example_of_row, problem_of
 from minrl.tasks.definition import RowOptions, TaskDefinition
 from minrl.tasks.task import Dataset, Sampled, in_hash_order, split
 from minrl.tasks.tools import find_calls
+from minrl.utils.files import installed
 from minrl.utils.settings import Bound
 from minrl.utils.text import one_line, unmarked
 
@@ -106,7 +107,7 @@ def episode(env: Any, seconds: float, example: Example, rng: random.Random) -> E
     """A rollout of the environment, and its rubric's score."""
     client = Client()
     rollout = env.rollout(deepcopy(dict(example.fields)), client, MODEL, {})
-    ended = asyncio.run_coroutine_threadsafe(rollout, event_loop())
+    ended = begun(rollout)
     ended.add_done_callback(lambda _: client.asked.put(()))
     try:
         yield from _answers(client, seconds)
@@ -166,7 +167,7 @@ def scored(env: Any, seconds: float, states: Any) -> Any:  # noqa: ANN401 - of o
     if not isinstance(states, list):
         return scored(env, seconds, [states])[0]
     scoring = env.rubric.score_group(states, score_sem=contextlib.nullcontext())
-    asyncio.run_coroutine_threadsafe(scoring, event_loop()).result(seconds)
+    begun(scoring).result(seconds)
     most = sum(max(0.0, weight) for weight in env.rubric._get_reward_weights()) or 1.0
     return [Reward(one["reward"], one["metrics"] or {}, maximum=max(most, one["reward"])) for one in states]
 
@@ -191,12 +192,8 @@ def load(name: str, arguments: str) -> Any:  # noqa: ANN401 - the library's
 @cache
 def load_library() -> Any:  # noqa: ANN401 - the library
     """The library, loaded when first needed. It logs the first message of those that begin alike."""
-    try:
+    with installed("verifiers", "verifiers==0.1.9.post3"):
         import verifiers
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{error.name} is not installed: make setup EXTRA=verifiers, or pip install verifiers==0.1.9.post3"
-        ) from error
     seen = set[str]()
 
     def is_first(record: logging.LogRecord) -> bool:

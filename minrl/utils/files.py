@@ -288,6 +288,16 @@ def importing(what: str) -> Iterator[None]:
         raise UserError(f"{what} cannot be imported: {type(error).__name__}: {reason}{place}{fix}") from error
 
 
+@contextmanager
+def installed(extra: str, package: str) -> Iterator[None]:
+    """A library that is imported inside and is not installed as a `UserError` that says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        remedy = f"make setup EXTRA={extra}, or pip install {package}"
+        raise UserError(f"{error.name} is not installed: {remedy}") from error
+
+
 def imported_file(path: str, what: str) -> ModuleType:
     """A user's file as a module. `what` asked for it."""
     require(Path(path).is_file(), f"{what}: no file {path}")
