@@ -117,7 +117,7 @@ def report_loop(steps: list[dict[str, float]], parameters: int) -> None:
     print(f"| update, 6 x parameters x computed tokens | {flops / update_s / 1e12:.2f} TFLOP/s{share} |", flush=True)
 
 
-def run_stage(words: tuple[str, ...], limit_s: float, log: Path) -> tuple[str, str, float]:
+def run_stage(words: list[str], limit_s: float, log: Path) -> tuple[str, str, float]:
     """What became of a stage: `done`, or how it failed; the last line that it printed, and its seconds."""
     started = time.monotonic()
     with log.open("a+", encoding="utf-8") as out:
@@ -153,10 +153,8 @@ def main() -> None:
         log.write_text("")
         print("\n| stage | outcome | s |\n|---|---|---|", flush=True)
         for name, (limit_s, words) in STAGES.items():
-            filled = tuple(
-                {"MODEL": str(model), "FOLDER": str(Path(folder, "served"))}.get(word, word) for word in words
-            )
-            outcome, said, seconds = run_stage(filled, limit_s, log)
+            filled = {"MODEL": str(model), "FOLDER": str(Path(folder, "served"))}
+            outcome, said, seconds = run_stage([filled.get(word, word) for word in words], limit_s, log)
             failed |= outcome != "done"
             print(f"| {name} | {outcome} | {seconds:.0f} |", flush=True)
             if outcome == "done" and "loop" in words:

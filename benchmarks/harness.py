@@ -8,18 +8,15 @@ A side is a function `side(turns, options)` that repeats: `turns.wait()`, work, 
 both sides report under one name must be equal, so that the same work is compared.
 """
 
-import json
 import multiprocessing
 import os
 import platform
-import shlex
 import statistics
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,15 +24,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # train.py lies beside the package
 
-RESULTS = ROOT / "runs" / "benchmarks"
-
 QUIET = 0.05
 """Largest share of the machine that other processes may use while something is timed."""
 
-PATIENCE_S = float(os.environ.get("BENCH_PATIENCE_S", "20"))
+PATIENCE_S = 20.0
 """How long to wait for a quiet machine before a round."""
-
-HEADER = "| what | against | measured |\n|---|---|---|"
 
 
 def doing(what: str) -> None:
@@ -52,7 +45,8 @@ class Row:
     values: list[float]
     others_load: float = 0.0
     """Share of the machine that other processes used, in the worst round."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Any = None
+    """What each side reported in the last round."""
 
     def line(self) -> str:
         """The row of a Markdown table."""
@@ -150,7 +144,7 @@ def compare(what: str, against: str, sides: Mapping[str, Callable], options: Any
     print(f"{what}: {listed}; ratio of CPU seconds {cpu:.3f}", flush=True)
     ratios = [one["seconds"][ours] / one["seconds"][theirs] for one in kept]
     load = max(one["others_load"] for one in kept)
-    return Row(what, against, ratios, others_load=load, facts={"seconds": seconds, "rounds": kept})
+    return Row(what, against, ratios, load, kept[-1]["facts"])
 
 
 def require_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -161,34 +155,25 @@ def require_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
             assert first[name] == other[name], f"the sides differ in {name}: {facts}"
 
 
-def wait_until_quiet(patience_s: float = PATIENCE_S) -> float:
+def wait_until_quiet() -> float:
     """Wait until nobody else computes. The share of the machine that others still use in the end."""
     started = time.perf_counter()
     while True:
         before, at = _machine_busy_s(), time.perf_counter()
         time.sleep(0.25)
         share = (_machine_busy_s() - before) / (time.perf_counter() - at) / (os.cpu_count() or 1)
-        if share <= QUIET or time.perf_counter() - started > patience_s:
+        if share <= QUIET or time.perf_counter() - started > PATIENCE_S:
             return share
 
 
-def save(name: str, rows: Sequence[Row]) -> None:
-    """Print the table, and write it with the machine and the commit to runs/benchmarks/NAME.json."""
+def show(rows: Sequence[Row]) -> None:
+    """Print the machine and the table."""
     import torch
 
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    cpu = Path("/proc/cpuinfo").read_text()
     model = cpu.partition("model name")[2].partition(":")[2].partition("\n")[0].strip() or platform.processor()
-    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
-    record = {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit.stdout.strip() or "unknown",
-        "machine": f"{os.cpu_count()} cores, {model}, torch {torch.__version__}",
-        "date": time.strftime("%Y-%m-%d"),
-        "rows": [asdict(row) for row in rows],
-    }
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1, default=str))
-    print(HEADER, *(row.line() for row in rows), sep="\n", flush=True)
+    print(f"{os.cpu_count()} cores, {model}, torch {torch.__version__}")
+    print("| what | against | measured |", "|---|---|---|", *(row.line() for row in rows), sep="\n", flush=True)
 
 
 def _serve(side: Callable[[Turns, Any], None], connection: Connection, options: Any) -> None:
@@ -206,9 +191,6 @@ def _cpu_seconds() -> float:
 
 def _machine_busy_s() -> float:
     """Seconds of all cores together that anything was computed, since the machine started."""
-    stat = Path("/proc/stat")
-    if not stat.exists():
-        return 0.0
-    fields = [int(value) for value in stat.read_text().splitlines()[0].split()[1:9]]
+    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     user, nice, system, _idle, _waiting, irq, softirq, _steal = fields
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from harness import Turns, compare, save
+from harness import Turns, compare, show
 from shapes import SHAPES, Work, make_policy, save_shape
 
 from minrl.engines.vllm import installed_build, refusal
@@ -83,7 +83,7 @@ def main() -> None:
         name = f"rollout tokens/s, {size}, 64 rows, {options.dtype}"
         row = compare(name, "vLLM on the CPU", sides, Work(size=size, dtype=options.dtype), options.rounds)
         rows.append(replace(row, values=[1 / value for value in row.values]))  # of speeds
-    save("rollout", rows)
+    show(rows)
 
 
 if __name__ == "__main__":

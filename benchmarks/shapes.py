@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from minrl.dataflow import Example, Request, Reward, Rollout
 from minrl.models.distributed import Processes
 from minrl.models.loading import save_model, small_qwen3, word_tokenizer
+from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy, as_policy
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import Dataset
@@ -41,7 +42,6 @@ class Work:
     prompt_tokens: int = 32
     max_tokens: int = 64
     dtype: str = "float32"
-    threads: int = 0
     model: str = ""
     """A folder of transformers with a pretrained chat model, in place of a model of `size` with random weights."""
 
@@ -72,10 +72,10 @@ class Work:
         return [Example(text, text, {}) for text in texts]
 
 
-def make_policy(work: Work, processes: Processes | None = None) -> Policy:
-    """A policy with random weights, in memory; of these processes if there are any."""
-    config = sized(device="cpu", dtype=work.dtype, threads=work.threads)
-    return as_policy(*_model(work.size), config, processes or Processes(config))
+def make_policy(work: Work) -> Policy:
+    """A policy with random weights, in memory."""
+    config = sized(device="cpu", dtype=work.dtype)
+    return as_policy(*_model(work.size), config, Processes(config))
 
 
 def save_shape(size: str, folder: Path) -> None:
@@ -105,14 +105,7 @@ def random_rollouts(work: Work, number: int = 0) -> list[Rollout]:
     """Rollouts of random tokens, with rewards that differ in each group."""
     size, rng, rollouts = SHAPES[work.size].vocabulary, random.Random(number), []
     for row, request in enumerate(work.requests(number)):
-        start, length = len(request.ids), request.max_tokens
-        ids = request.ids + [rng.randrange(5, size) for _ in range(length)]
-        mask, group = [False] * start + [True] * length, row // work.group
-        paid = Reward((7 * row % 5) / 5)
-        rollouts.append(
-            Rollout(
-                ids, mask, [0.0] * len(ids), [(start, len(ids))], start, str(group), group, row % work.group, "solo",
-                request.seed, 0, reward=paid,
-            )
-        )  # fmt: skip
+        rollout = sampled_rollout(request.ids, rng.choices(range(5, size), k=request.max_tokens))
+        place = {"group": row // work.group, "sample": row % work.group}
+        rollouts.append(replace(rollout, **place, reward=Reward((7 * row % 5) / 5)))
     return rollouts

@@ -5,15 +5,13 @@
 
 Each scenario runs once without a kill. Then trials follow: the same command, killed with SIGKILL (the process and all
 that it started) at a random instant and continued, again and again, until it ends by itself. Its end must equal the
-first run's bit for bit: the hash of the weights, every metric that is not a time, every rollout. The exit status is 1
-if anything differs.
+first run's bit for bit: the hashes of weights and moments, every metric that is not a time, every rollout. The exit
+status is 1 if anything differs.
 """
 
 import argparse
 import contextlib
-import gzip
 import itertools
-import json
 import os
 import random
 import shutil
@@ -24,13 +22,13 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 from harness import ROOT, doing
 
+from tests.runs import Run, write_rows
+
 MOST_KILLS_OF_A_TRIAL = 6
-NOT_COMPARED = ("time/", "speed/", "memory/", "system/")
 PATIENCE_S = 600.0
 """Longest time that one process may take to end by itself."""
 
@@ -42,18 +40,19 @@ PROMPTS = "--prompts-per-step 8 --group-size 8"
 GAME = "--task tictactoe --algorithm rloo --max-tokens 12 --kl-coef 0.01 --minibatches-per-pass 2"
 ROUNDS = """--rounds 4 --examples-per-round 8 --sample-batch-size 4 --samples-per-example 8 --batch-size 8
     --epochs-per-round 2"""
-LAUNCH = "-m torch.distributed.run --standalone --nproc-per-node 2"
+ALONE = "-m minrl"
+LAUNCH = "-m torch.distributed.run --standalone --nproc-per-node 2 -m minrl"
 
 
-def all_scenarios(rows: Path) -> dict[str, tuple[str, str]]:
-    """Every kind of program that trains for hours, by name: the program, and its flags."""
+def all_scenarios(rows: Path) -> dict[str, tuple[str, str, str]]:
+    """Every kind of program that trains for hours, by name: its launcher, the program, and its flags."""
     hanoi = f"{HANOI} {BASE} {SMALL}"
     return {
-        "single": ("train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
-        "two_processes": (f"{LAUNCH} train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
-        "sft": ("-m minrl sft", f"{hanoi} {TRAINED} --batch-size 4 --data {rows}"),
-        "expert_iteration": ("-m minrl expert-iteration", f"{hanoi} {ROUNDS} --keep-checkpoints 2"),
-        "self_play": ("train.py", f"{GAME} {BASE} {SMALL} {TRAINED} {PROMPTS}"),
+        "single": (ALONE, "train", f"{hanoi} {TRAINED} {PROMPTS}"),
+        "two_processes": (LAUNCH, "train", f"{hanoi} {TRAINED} {PROMPTS}"),
+        "sft": (ALONE, "sft", f"{hanoi} {TRAINED} --batch-size 4 --data {rows}"),
+        "expert_iteration": (ALONE, "expert-iteration", f"{hanoi} {ROUNDS} --keep-checkpoints 2"),
+        "self_play": (ALONE, "train", f"{GAME} {BASE} {SMALL} {TRAINED} {PROMPTS}"),
     }
 
 
@@ -61,55 +60,33 @@ def all_scenarios(rows: Path) -> dict[str, tuple[str, str]]:
 class Tally:
     """A scenario's run without a kill, and what its trials came to."""
 
-    program: str
-    flags: str
+    launcher: str
+    whole: Run
     whole_s: float
-    expected: dict[str, Any]
     kills: int = 0
     trials: int = 0
     problems: list[str] = field(default_factory=list)
 
 
-def run_outcome(place: Path) -> dict[str, Any]:
-    """What must be equal at the end of a run, by name."""
-    (folder,) = (path.parent for path in (place / "runs").glob("*/config.json"))
-    summary = json.loads((folder / "summary.json").read_text())
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    compared = [{k: v for k, v in line.items() if not k.startswith(NOT_COMPARED)} for line in metrics]
-    rollouts = {path.name: gzip.decompress(path.read_bytes()) for path in (folder / "rollouts").glob("*.gz")}
-    samples = {path.name: path.read_bytes() for path in (folder / "samples").glob("*.jsonl")}
-    kept = sorted(path.name for path in (place / "checkpoints" / folder.name).iterdir())
-    evaluations = {name: summary.get(name) for name in ("eval_before", "eval_after")}
-    return {
-        "weights": summary["weights_sha256"],
-        "evaluations": evaluations,
-        "metrics": compared,
-        "rollouts": rollouts,
-        "samples": samples,
-        "checkpoints": kept,
-    }
-
-
-def whole(place: Path, name: str, program: str, flags: str) -> Tally:
+def whole(place: Path, name: str, launcher: str, program: str, flags: str) -> Tally:
     """A run that nobody kills."""
     doing(f"{name}: a run that nobody kills")
     place.mkdir(parents=True)
-    started = time.monotonic()
-    if _launch(f"{program} {flags}", place).wait() != 0:
+    run, started = Run(place, flags.split(), program), time.monotonic()
+    if _launch(launcher, run).wait() != 0:
         sys.exit(f"{name} does not run:\n{(place / 'output').read_text()[-2000:]}")
-    return Tally(program, flags, time.monotonic() - started, run_outcome(place))
+    return Tally(launcher, run, time.monotonic() - started)
 
 
 def trial(folder: Path, tally: Tally, rng: random.Random) -> None:
     """One run that is killed up to a few times, and whose end is compared."""
     place, kills = Path(tempfile.mkdtemp(dir=folder, prefix="trial-")), 0
+    run = Run(place, tally.whole.flags, tally.whole.program)
     if rng.random() < 0.75:  # otherwise it makes the base model itself, and may be killed then
-        for base in (folder / "whole").glob("checkpoints/base-*"):
-            shutil.copytree(base, place / "checkpoints" / base.name)
+        run.given_base_of(tally.whole)
     while True:
-        begun = list((place / "runs").glob("*/config.json"))
-        flags = f"--resume {begun[0].parent}" if begun else tally.flags
-        process = _launch(f"{tally.program} {flags}", place)
+        begun = (run.folder / "config.json").exists()
+        process = _launch(tally.launcher, run, *(["--resume", run.folder] if begun else []))
         instant = PATIENCE_S if kills >= MOST_KILLS_OF_A_TRIAL else rng.uniform(0, tally.whole_s)
         try:
             process.wait(timeout=instant)
@@ -118,31 +95,26 @@ def trial(folder: Path, tally: Tally, rng: random.Random) -> None:
             _kill_all(process)
             kills += 1
     tally.kills, tally.trials = tally.kills + kills, tally.trials + 1
-    if problem := _problem(place, process, tally.expected):
+    if problem := _problem(run, process, tally.whole):
         tally.problems.append(f"{place} after {kills} kills: {problem}")
     else:
         shutil.rmtree(place)
 
 
-def _problem(place: Path, process: subprocess.Popen, expected: dict[str, Any]) -> str | None:
-    """How the end differs from the one expected, or None."""
+def _problem(run: Run, process: subprocess.Popen, whole: Run) -> str | None:
+    """How the end differs from that of the run that nobody killed, or None."""
     if process.returncode != 0:
-        return f"exit status {process.returncode}: {(place / 'output').read_text()[-600:]}"
-    try:
-        found = run_outcome(place)
-    except (OSError, ValueError, KeyError) as error:
-        return f"no readable end: {error!r}"
+        return f"exit status {process.returncode}: {(run.place / 'output').read_text()[-600:]}"
+    found, expected = run.end(), whole.end()
     differing = [name for name in expected if found[name] != expected[name]]
     return f"other {' and '.join(differing)}" if differing else None
 
 
-def _launch(command: str, place: Path) -> subprocess.Popen:
+def _launch(launcher: str, run: Run, *more: object) -> subprocess.Popen:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    folders = ["--runs-dir", str(place / "runs"), "--checkpoints-dir", str(place / "checkpoints")]
-    with (place / "output").open("a") as output:
-        return subprocess.Popen(
-            [sys.executable, *command.split(), *folders], cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
+    command = [sys.executable, *launcher.split(), *run.words(*more)]
+    with (run.place / "output").open("a") as output:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
 
 
 def _kill_all(process: subprocess.Popen) -> None:
@@ -164,7 +136,7 @@ def make_rows(path: Path) -> None:
     task, rng = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2, peg_names=4)}), random.Random(0)
     assert task.demonstrations is not None
     rows = [{"prompt": one.prompt, "response": task.demonstrations(one, rng)} for one in task.dataset.train[:40]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, *rows)
 
 
 def main() -> int:
@@ -175,11 +147,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--scenarios", nargs="+", default=[], help="names; without any, all")
     given = parser.parse_args()
-    place, until, rng = (
-        Path(tempfile.mkdtemp(prefix="soak-")),
-        time.monotonic() + 60 * given.minutes,
-        random.Random(given.seed),
-    )
+    place, rng, until = Path(tempfile.mkdtemp(prefix="soak-")), random.Random(given.seed), time.monotonic()
+    until += 60 * given.minutes
     make_rows(place / "rows.jsonl")
     scenarios = all_scenarios(place / "rows.jsonl")
     names = given.scenarios or list(scenarios)

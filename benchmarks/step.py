@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from harness import Row, Turns, compare, save
+from harness import Row, Turns, compare, show
 from memory import gib
 from shapes import SHAPES, Work, even_share, even_task, save_shape
 
@@ -160,9 +160,7 @@ def _flags(work: Work, folder: str) -> list[str]:
         "--group-size": work.group,
         "--max-tokens": work.max_tokens,
         "--steps": STEPS,
-        "--eval-every": 0,
-        "--save-every": 0,
-        "--rollouts-every": 0,
+        **dict.fromkeys(["--eval-every", "--save-every", "--rollouts-every"], 0),
         "--dtype": "auto" if work.dtype == "default" else work.dtype,
         "--runs-dir": f"{folder}/runs",
         "--checkpoints-dir": f"{folder}/checkpoints",
@@ -189,10 +187,9 @@ def main() -> None:
         against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, both {dtype}"
         what, sides = f"whole GRPO step, {size}, {lengths} lengths", {"ours": ours, "TRL": trl}
         row = compare(what, against, sides, work, options.rounds, options.warmup)
-        last = row.facts["rounds"][-1]["facts"]
-        peak = [last["ours"]["ours_gib"] / last["TRL"]["TRL_gib"]]
+        peak = [row.facts["ours"]["ours_gib"] / row.facts["TRL"]["TRL_gib"]]
         rows += [row, Row(f"peak memory of a step, {size}, {lengths} lengths", against, peak)]
-    save("step", rows)
+    show(rows)
 
 
 if __name__ == "__main__":

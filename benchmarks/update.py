@@ -13,16 +13,14 @@ import multiprocessing
 import time
 
 import torch
-from harness import Row, save, wait_until_quiet
+from harness import Row, show, wait_until_quiet
 from shapes import SHAPES, Work, make_policy, random_rollouts
 
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
-from minrl.config import TrainerConfig
 from minrl.dataflow import Rollout, TrainState
 from minrl.models.cpu import product
 from minrl.optimizer import make_optimizer
-from minrl.policy import Policy
 from minrl.update import update_policy
 from tests.parsed import sized
 
@@ -30,8 +28,8 @@ from tests.parsed import sized
 class Update:
     """A policy and its optimizer, to be trained again and again."""
 
-    def __init__(self, work: Work, policy: Policy | None = None, config: TrainerConfig | None = None) -> None:
-        self.policy, self.config = policy or make_policy(work), config or sized()
+    def __init__(self, work: Work) -> None:
+        self.policy, self.config = make_policy(work), sized()
         self.algorithm = choose_algorithm(self.config)
         self.optimizer = make_optimizer(self.policy, self.config)
         self.rollouts: list[Rollout] = []
@@ -83,9 +81,8 @@ def best_product() -> dict[str, float]:
 
 def utilisation(size: str, dtype: str, rounds: int) -> Row:
     """FLOP/s of the update over those of the best product in its precision."""
-    work = Work(size=size, dtype=dtype)
+    work, values, loads = Work(size=size, dtype=dtype), [], []
     update = Update(work)
-    values, loads, rates = [], [], {}
     for number in range(rounds + 2):
         load = wait_until_quiet()
         rates = best_product()
@@ -95,7 +92,7 @@ def utilisation(size: str, dtype: str, rounds: int) -> Row:
             loads.append(load)
     print(f"{size}: " + ", ".join(f"{name} product {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items()))
     what = f"update FLOP/s, {size}, {dtype}, over the best matrix product's"
-    return Row(what, "1", values, others_load=max(loads), facts={"products": rates})
+    return Row(what, "1", values, others_load=max(loads))
 
 
 def main() -> None:
@@ -110,7 +107,7 @@ def main() -> None:
     for size, dtype in itertools.product(options.sizes, dtypes):
         with multiprocessing.get_context("spawn").Pool(1) as process:  # a process has one precision
             rows.append(process.apply(utilisation, (size, dtype, options.rounds)))
-    save("update", rows)
+    show(rows)
 
 
 if __name__ == "__main__":

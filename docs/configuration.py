@@ -8,7 +8,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from minrl.config import TrainerConfig, algorithm_names
 from minrl.evaluate.config import EvaluateConfig
@@ -20,7 +20,7 @@ from minrl.tools.audit import AuditConfig
 from minrl.tools.config import ServeConfig, VerifyConfig
 from minrl.tools.sweep import SweepConfig
 from minrl.utils.cli import meanings, sections
-from minrl.utils.settings import settings_of
+from minrl.utils.settings import Setting, settings_of
 
 PAGE = Path(__file__).with_name("configuration.md")
 PROGRAMS = {
@@ -40,9 +40,9 @@ INTRODUCTION = """# Configuration
 
 A run's settings are the fields of `TrainerConfig` in `minrl/config.py`: open the file and edit a default. A flag
 (`--learning-rate 1e-4`), a YAML file (`--config FILE`, or a run's `config.json`) and Python
-(`TrainerConfig(learning_rate=1e-4)`) set the same fields. What holds: a flag, then `--config`, then what stands in the
-file, then, where that is None, the table of sizes in `minrl/run/sizes.py` ("by size" below). `--no-` turns a switch
-off. This page is written by `python docs/configuration.py`.
+(`TrainerConfig(learning_rate=1e-4)`) set the same fields. The first that is given holds: a flag, `--config`, the
+default in the file and, where that is None, the table of sizes in `minrl/run/sizes.py` ("by size" below). `--no-` turns
+a switch off. This page is written by `python docs/configuration.py`.
 """
 
 
@@ -89,7 +89,7 @@ def _row(config: type, name: str, prefix: str = "") -> str:
     choices = algorithm_names() if name == "algorithm" else _choices(one.hint)
     said = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
     meaning = (meanings(config)[name] + said).replace("|", "\\|")
-    return f"| `{_flag(prefix + name)}` | {_default(one.default)} | {meaning} |"
+    return f"| `{_flag(prefix + name)}` | {_default(one)} | {meaning} |"
 
 
 def _table(config: type, names: Iterable[str], prefix: str = "") -> list[str]:
@@ -101,12 +101,13 @@ def _choices(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
-def _default(value: Any) -> str:  # noqa: ANN401 - of a setting
+def _default(one: Setting) -> str:
     """As it is written on the command line; nothing where the default is empty, or there is none."""
+    value = one.default
+    if value is None:
+        return "by size" if one.by_size else ""
     if value is dataclasses.MISSING or value in ("", ()):
         return ""
-    if value is None:
-        return "by size"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"

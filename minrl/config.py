@@ -99,8 +99,8 @@ class TrainerConfig(Settings):
     seed: Seed = 0
     """Seed of the data order and of every sampled completion."""
     resume: str = ""
-    """Continue a run: `latest`, a run's folder or a checkpoint; only --steps, --stop-at and --patience may change.
-    `auto`: continue the run of --run-name, or begin it."""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Only --steps, --stop-at, --patience,
+    --push-to-hub and the places of servers may change. `auto`: continue the run of --run-name, or begin it."""
     preflight: bool = True
     """Check the settings and a few samples before step 1, and report problems."""
     preflight_only: bool = False
@@ -393,11 +393,11 @@ class TrainerConfig(Settings):
 
     def check(self) -> None:
         """Refuse settings that contradict each other: when the config is made, and when a run starts."""
-        rows = algorithm_names()
-        known = self.algorithm in rows or ".py:" in self.algorithm
-        file = "; a file of yours is named with its row, path/to/file.py:row" if self.algorithm.endswith(".py") else ""
-        names = f"{', '.join(rows)}{file or meant(self.algorithm, rows)}"
-        require(known, f"no algorithm {self.algorithm!r}: choose one of {names}")
+        rows, asked = algorithm_names(), self.algorithm
+        known = asked in rows or ".py:" in asked
+        also = "; a file of yours is named with its row, path/to/file.py:row" if asked.endswith(".py") else ""
+        also = also or "; grpo has PPO's clipped loss, and no row has a critic" * (asked == "ppo")
+        require(known, f"no algorithm {asked!r}: choose one of {', '.join(rows)}{also or meant(asked, rows)}")
         function = not self.sampler or ".py:" in self.sampler
         require(function, f"sampler must name a function of a file, path/to/file.py:name, got {self.sampler!r}")
         require(not (self.sampler and self.curriculum), "sampler and curriculum both choose examples: leave one out")
@@ -490,7 +490,7 @@ class TrainerConfig(Settings):
     def _require_use(self, names: Iterable[str], used: bool, by: str) -> None:
         """Refuse values that nothing reads."""
         for name in names:
-            unused = not used and getattr(self, name) != getattr(type(self), name)
+            unused = not (used or self.resume) and getattr(self, name) != getattr(type(self), name)
             require(not unused, f"{name} is read only with {by}: give that too, or leave it out")
 
     @property

@@ -1,12 +1,12 @@
 r"""What completions of the text tasks are paid: right answers in the notations that people write, and wrong ones beside
-them. `hostile/cases.py` has attacks in the same form.
+them, texts that attack their readers too.
 
 `pays` takes a task, a row of its data, the lowest and the highest reward, and completions. `test_answers.py` plays all.
 """
 
 import re
 
-from tests.hostile.cases import Case
+from tests.hostile.cases import TURNS, Case
 
 ANSWERS: list[Case] = []
 
@@ -46,18 +46,16 @@ UNMARKED = ["The answer is 54.", "**Answer: 54**", "### 54", "54", r"\box{54}", 
 right("gsm8k", JARS, *filled(MARKS, "54"), *filled(MARKS[::10], "$54", r"54 \text{ litres}", "\uff15\uff14", "108/2"))
 wrong("gsm8k", JARS, *UNMARKED, *filled(MARKS[::10], "53", "-54", "54 million", "54 or 53", "5\u2074", "", "number"))
 right("gsm8k", DEAR, *filled(MARKS[::10], "1234", "1,234", r"1{,}234", "1\u202f234"))
-wrong("gsm8k", JARS, *filled(MARKS[:1], "54 millionths", "54 billionth", "54 crores", "98 or 96", "(-inf, inf)"))
-wrong("gsm8k", JARS, "#### 55 <think> hm </think> #### 54", "#### 5<think> hm </think>4")
-right("gsm8k", JARS, r"\boxed{N = 54}", "<think> #### 55 </think> #### 54")
 wrong("gsm8k", DEAR, *filled(MARKS[::10], "1.234", "12,34", "1 234", "1,234,000"))
+wrong("gsm8k", JARS, "#### 55 <think> hm </think> #### 54", "#### 5<think> hm </think>4", "#### 54 millionths")
+right("gsm8k", JARS, r"\boxed{N = 54}", "<think> #### 55 </think> #### 54")
 for correct, form, lenient, texts in (
     (1, 1, 1, ["18 * 3 = 54\n#### 54", r"\boxed{54}, that is #### 54", "#### 54.", "#### Step 1\n18 * 3\n#### 54"]),
     (1, 1, 1, [r"\boxed{53}, no: \boxed{54}"]),  # the last box
     (1, 0, 1, ["#### 54 litres", r"\boxed{x = 54}"]),
-    (0, 0, 1, ["the answer is 54", "#### 53\n#### 54", r"\boxed{53} #### 54", r"\boxed{2x=54}"]),
-    (0, 0, 1, ["#### Answer\nIt is not 54"]),
+    (0, 0, 1, ["the answer is 54", "#### 53\n#### 54", r"\boxed{53} #### 54"]),
     (0, 1, 0, ["#### 55"]),
-    (0, 0, 0, ["####", "#### number", "#### 54 or 53", "#### " + " ".join(map(str, range(100)))]),
+    (0, 0, 0, ["####", "#### 54 or 53"]),
 ):
     value = (4 * correct + 2 * form + lenient) / 7  # of the three parts, of which `correct` alone is paid by default
     pays("gsm8k", JARS, value, value, *texts, correct_weight=4.0, format_weight=2.0, lenient_weight=1.0)
@@ -68,16 +66,15 @@ NINE = {"numbers": [3, 7, 5], "target": 9}
 TWELVE = {"numbers": [8, 2, 3], "target": 12}
 NINES = ["7 + 5 - 3", "(7 + 5) - 3", "((7)) + (5 - 3)", "7+5-3"]
 NO_NINES = [
-    *("", "7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 + 5 - 3 + 3 - 3", "12 - 3", "7 + 5 - 3 # sum", "7 5 3"),
-    *("0x7 + 5 - 3", "7 + 5 - 0_3", "7 + 5 - \u00b3", "7 + 5 - 3 or 5 - 3 + 7", "9**9**9", "7 % 5 % 3", "7 // 5 + 3"),
-    *("+7 + 5 - 3", "7 / (5 - 5) + 3", "(x := 7) + 5 - 3", "sum([7, 5, -3])", "9" * 190, "True + 7"),
-    *("7(5) - 3", "[7, 5, 3][0]", f"{'(' * 10_000}7 + 5 - 3{')' * 10_000}", f"{'7 + 5 - 3 + ' * 90_000} 0"),
+    *("", "7 + 5 + 3", "7 + 5", "7 + 5 - 3 = 9", "7 + 5 - 3 + 3 - 3", "12 - 3", "7 5 3", "7 + 5 - 0_3"),
+    *("0x7 + 5 - 3", "7 + 5 - \u00b3", "7 + 5 - 3 or 5 - 3 + 7", "9**9**9", "7 // 5 + 3", "+7 + 5 - 3"),
+    *("7 / (5 - 5) + 3", "(x := 7) + 5 - 3", "True + 7", "7(5) - 3", f"{'(' * 10_000}7 + 5 - 3{')' * 10_000}"),
 ]
 ELSEWHERE = ["7 + 5 - 3", "<answer> 7 + 5 - 3", "<answer></answer> 7 + 5 - 3"]
 right("countdown", NINE, *tagged(*NINES, "-3 + 7 + 5", "**7 + 5 - 3**", r"\( 7 + 5 - 3 \)", r"\left(7 + 5\right) - 3"))
 right("countdown", NINE, *tagged("7 + 5 \u2212 3", "\uff17 \uff0b \uff15 \uff0d \uff13", "```python\n7 + 5 - 3\n```"))
 wrong("countdown", NINE, *tagged(*NO_NINES, f"{'-' * 190}3"), *ELSEWHERE, r"\boxed{7 + 5 - 3}")
-pays("countdown", NINE, 0.0, 0.0, *tagged(*NO_NINES[9:], "7 + 5", "9", "7 + 5 - 3 = 9"), *ELSEWHERE)
+pays("countdown", NINE, 0.0, 0.0, *tagged(*NO_NINES[7:], "7 + 5", "7 + 5 - 3 = 9"), *ELSEWHERE)
 pays("countdown", NINE, 0.1, 0.1, *tagged("3 * 5 - 7", "7 - 5 / 3", "3 - 7 - 5"))  # 8, 16/3, -9: the form alone
 right("countdown", TWELVE, *tagged("8 / 2 * 3", "8 \u00f7 2 \u00d7 3", "(8\uff0f2)\uff0a3", "8 / 2 \u00b7 3"))
 right("countdown", TWELVE, *tagged(r"\frac{8}{2} \times 3", r"8 \cdot 3 \div 2", r"\dfrac{8}{2}\times3"))
@@ -87,7 +84,6 @@ BEHIND = ["7 and 5 are 12 </think>\n<answer> ANSWER </answer>", "</think> So <an
 PUBLISHED = {
     # a right answer in the form and elsewhere, a missed target in the form and elsewhere
     "tinyzero": (1, 1, 0.1, 0.1),  # 1 for the answer, else 0.1 for an answer in tags, wherever
-    "tinyzero_instruct": (1, 1, 0.1, 0.1),
     "nano_aha_moment": (1, 1 / 2, 1 / 2, 0),  # 1 for the answer and 1 for the form, of 2
     "grpo_zero": (1, 1 / 1.1, 0.1 / 1.1, 0),  # 1 for the answer and 0.1 for the form, of 1.1
     "mini_r1": (1, 1 / 2, 1 / 2, 0),
@@ -95,20 +91,15 @@ PUBLISHED = {
 IN_THOUGHTS = [
     *("7 + 5 - 3", "<answer> 7 + 5 - 3", "<think> <answer> 7 + 5 - 3 </answer> </think>"),
     *(f"12 {mark} <answer> 7 + 5 - 3 </answer>" for mark in ("<think>", "<|im_end|>")),
-    "<think> <answer> 7 + 5 - 3 </answer> </think> so it is <answer> 7 + 5 + 3 + 4 </answer>",
-    "<think>```\n<answer> 7 + 5 - 3 </answer></think>\n```\n",
     "</think> <answer> 7 + 5 - 3 </answer> <answer> 7 + 5 - 3 </answer>",
-    "</think> <answer> <answer> 7 + 5 - 3 </answer> </answer>",
 ]
 for recipe, values in PUBLISHED.items():
     for value, text in zip(values, [*filled(BEHIND, "7 + 5 - 3"), *filled(BEHIND, "7 + 5 + 3")], strict=True):
         pays("countdown_3to4", NINE, value, value, text, recipe=recipe)
-    nothing = [*filled(BEHIND, *NO_NINES[3:5], *NO_NINES[7:-2], "07 + 5 - 3", "7. + 5 - 3", "7 + 5\n- 3"), *IN_THOUGHTS]
+    nothing = [*filled(BEHIND, *NO_NINES[3:4], *NO_NINES[6:-1], "07 + 5 - 3", "7. + 5 - 3", "7 + 5\n- 3"), *IN_THOUGHTS]
     pays("countdown_3to4", NINE, 0.0, 0.0, *nothing, recipe=recipe)
 right("countdown_3to4", NINE, *filled(BEHIND, *NINES, "-3 + 7 + 5"))
 right("countdown_3to4", TWELVE, *filled(BEHIND, "8 / 2 * 3", "3 / (2 / 8)"))
-wrong("countdown_3to4", TWELVE, *filled(BEHIND, "8 \u00f7 2 \u00d7 3", "8 // 2 * 3", "08 / 2 * 3"))
-right("countdown_3to4", {"numbers": [3, 3, 8, 8], "target": 24}, *filled(BEHIND, "8 / (3 - 8 / 3)"))
 # 2 ** 60 + 1 / 2 is the same float; a hundred thousandth is near enough.
 wrong("countdown_3to4", {"numbers": [2**60, 1, 2], "target": 2**60}, *filled(BEHIND, f"{2**60} + 1 / 2"))
 right("countdown_3to4", {"numbers": [1, 1, 100_001], "target": 1}, *filled(BEHIND, "1 + 1 / 100001"))
@@ -123,21 +114,17 @@ BOARDS = (
     "A>C A>B A>C : 1 A>C ; A>C A>B C : 2 A>B ; A>C B C>B : 1 C>B ; A>C B B : 3 A>C ; C B>C B>A : 1 B>A ; "
     "C B>C A : 2 B>C ; C C A>C : 1 A>C"
 )
-TWO = ["1 A>B ; 2 A>C ; 1 B>C", "1 A>B;2 A>C;1 B>C ;", "1 A\u2192B ; 2 A\u2192C ; 1 B\u2192C", "1 A>B\n2 A>C\n1 B>C"]
-TWO += [r"1 A\to B ; 2 A=>C ; 1 B \rightarrow C", "1 A->B\n2 A->C\n1 B->C", "1. 1 A>B\n2. 2 A>C\n3. 1 B>C"]
+TWO = ["1 A>B ; 2 A>C ; 1 B>C", "1 A\u2192B ; 2 A\u2192C ; 1 B\u2192C", r"1 A\to B ; 2 A=>C ; 1 B \rightarrow C"]
 TWO += ["**1 A>B** ; **2 A>C** ; **1 B>C**", "Step 1: 1 A>B\nStep 2: 2 A>C\nStep 3: 1 B>C", "- 1 A>B\n- 2 A>C\n- 1 B>C"]
-TWO += ["\uff11 A\uff1eB \uff1b \uff12 A\uff1eC \uff1b \uff11 B\uff1eC", "```\n1 A>B ; 2 A>C ; 1 B>C\n```"]
-TWO += ["A>C A>B : 1 A>B ; A>C B : 2 A>C ; : 1 B>C", "The small one aside: 1 A>B; the large one: 2 A>C; done: 1 B>C"]
-NOT_TWO = ["2 A>C ; 1 A>B", "1 A>C ; 2 A>B ; 1 C>B", "A>B ; A>C ; B>C", "", ";", "1 A>B 2 A>C 1 B>C"]
-NOT_TWO += ["1 A>D ; 2 A>C ; 1 D>C", "\u00b9 A>B ; \u00b2 A>C ; \u00b9 B>C", "1 A<B ; 2 A<C ; 1 B<C", "0 A>B ; 2 A>C"]
-NOT_TWO += ["1 A>B ; 1 B>A ; " * 500 + "1 A>B ; 2 A>C ; 1 B>C", "not disk 1 A>B ; 2 A>C ; 1 B>C", "15 A>B ; 2 A>C"]
+TWO += ["```\n1 A>B ; 2 A>C ; 1 B>C\n```", "A>C A>B : 1 A>B ; A>C B : 2 A>C ; : 1 B>C", "1. 1 A>B\n2. 2 A>C\n3. 1 B>C"]
+NOT_TWO = ["2 A>C ; 1 A>B", "1 A>C ; 2 A>B ; 1 C>B", "A>B ; A>C ; B>C", "", ";", "1 A>B 2 A>C 1 B>C", "15 A>B ; 2 A>C"]
+NOT_TWO += ["1 A>D ; 2 A>C ; 1 D>C", "\u00b9 A>B ; \u00b2 A>C ; \u00b9 B>C", "not disk 1 A>B ; 2 A>C ; 1 B>C"]
 right("hanoi", TOWER, *tagged(*TWO))
 wrong("hanoi", TOWER, *tagged(*NOT_TWO), TWO[0], f"<answer> {TWO[0]}")
 # A detour is a solution still, and what stands before a move is the policy's own affair.
 right("hanoi", BOARD, *tagged(SOLUTION, BOARDS, BOARDS.replace("B>C A>C", "a word: x"), f"1 A>B ; 1 B>A ; {SOLUTION}"))
-wrong("hanoi", BOARD, *tagged("A A A", "A>C A>B A>C :", BOARDS.replace(":", ";"), "1 A>A", "A A>C", "1 B>C", "2 A>C"))
-wrong("hanoi", BOARD, *tagged(" ; ".join(["1 A>B", "1 B>A"] * 4), SOLUTION.replace("3 A>C", "3 A>B"), ";" * 10**5))
-wrong("hanoi", BOARD, *tagged(f"{SOLUTION} ; 3 C>A", " ; ".join(["1 A>B", "1 B>A"] * 6_000)))
+wrong("hanoi", BOARD, *tagged("A A A", "A>C A>B A>C :", BOARDS.replace(":", ";"), "1 A>A", "1 B>C", "2 A>C"))
+wrong("hanoi", BOARD, *tagged(SOLUTION.replace("3 A>C", "3 A>B"), f"{SOLUTION} ; 3 C>A", ";" * 10**5))
 # 0.2 for progress: one of seven moves, again after repeated ones, and six of seven, also when the seventh is undone.
 pays("hanoi", BOARD, 0.2 / 7, 0.2 / 7, *tagged("1 A>C", "1 A>C" + " ; 1 C>A ; 1 A>C" * 10))
 pays("hanoi", BOARD, 1.2 / 7, 1.2 / 7, *tagged(SOLUTION.rpartition(" ; ")[0], f"{SOLUTION} ; 1 C>A"))
@@ -170,24 +157,18 @@ right("connections", PUZZLE, PLAIN, PLAIN.lower(), groups(WORDS[::-1]), *(groups
 right("connections", PUZZLE, PLAIN.replace("'", "\u2019"), PLAIN.replace("\u00c9", "E\u0301"))
 right("connections", PUZZLE, *(groups(WORDS, form) for form in ("**{}**", "`{}`", "\u201c{}\u201d", "{}\u200b")))
 right("connections", PUZZLE, PLAIN.replace(", ", "\n- "), PLAIN.replace("RIGHT CROSS", "right \n cross"))
-right("connections", PUZZLE, f"I will use <group> tags, as in <group></group>. {PLAIN}", f"<group>{PLAIN}</group>")
-right("connections", PUZZLE, f"<think> {COLUMNS} </think> {PLAIN}")
 # A swap leaves two groups solved and two with three of four right, each of which is 0.1 of a group. Two swaps between
 # separate groups: all four are near, none is solved, which is the most that pays unsolved.
 for paid, text in (
     (2 / 4 + 0.1 * 2 / 4, swapped(("PUB", "CAN'T"))),
     (0.1, swapped(("PUB", "CAN'T"), ("GROSS", "JAZZ"))),
     (3 / 4, groups(WORDS[:3])),
-    (3 / 4, PLAIN.replace("</group>", "", 1)),
-    (1 / 4, groups(WORDS[:1])),
 ):
     pays("connections", PUZZLE, paid, paid, text)
 wrong("connections", PUZZLE, "", COLUMNS, groups(WORDS[:1] * 4), PLAIN + groups(WORDS[:1]))
 wrong("connections", PUZZLE, *(groups([words, *WORDS[1:]]) for words in ([*WORDS[0], "JAZZ"], WORDS[0][:3], WORDS[1])))
-wrong("connections", PUZZLE, groups([[*WORDS[0][:3], "SHOE"], *WORDS[1:]]))
 ALL = ", ".join(word for group in WORDS for word in group)
 wrong("connections", PUZZLE, f"<group>{ALL}</group>" * 4, f"<group>{ALL}", groups([word] for word in ALL.split(", ")))
-wrong("connections", PUZZLE, "\n".join(", ".join(group) for group in WORDS), f"<group>{',' * 1_000_000}</group>")
 wrong("connections", PUZZLE, PLAIN.replace("CAF\u00c9", "C\u0410F\u00c9"))  # a Cyrillic letter
 wrong("connections", PUZZLE, PLAIN.replace("JAZZ", "JAZZY"), PLAIN.replace("20,000", "20"))
 
@@ -208,25 +189,19 @@ for children in ('"3"', "3.0", "4"):
     pays("extraction", JACK, 0.1 + 0.8 / 3, 0.1 + 0.8 / 3, OBJECT.replace("3}", f"{children}}}"))
 pays("extraction", JACK, 0.5, 0.5, OBJECT.replace("}", ', "city": "Vienna"}'))
 wrong("extraction", JACK, '{"name": "Jack", "age": 78}', "", OBJECT[:-1], f"Sure: {OBJECT}", f"{OBJECT}\n{OBJECT}")
-wrong("extraction", JACK, f"[{OBJECT}]", f"<think> {OBJECT} </think>", OBJECT.replace('"', "'"), "\ud800")
 wrong("extraction", JACK, OBJECT.replace("{", '{"name": "Ann", '), OBJECT.replace('"Jack"', '{"x": 1}'))
-wrong("extraction", JACK, '{"name": ' + "[" * 100_000, OBJECT.replace("78", "7" * 10_000))
 
 GARDEN = {"words": ["garden", "letter"], "least": 4, "most": 20}
 TWENTY = "The letter in the garden was so old that it had to be put away by my aunt for us"
 READ = "She read the letter in the garden."
 right("sentences", GARDEN, READ, "Who left a letter in my garden?", " \n The GARDEN is full of a Letter.\n")
 right("sentences", GARDEN, f'"{READ}"', f"{TWENTY}.", f"<think> letter? </think> {READ}")
-right("sentences", GARDEN, "\u201cThe queen\u2019s letter lay in the garden.\u201d")
 for text in ("She sat in the garden and slept.", "She read the letters in the garden.", "The gardener had the letter."):
     pays("sentences", GARDEN, 0.1, 0.1, text)  # one of two words: half of 0.2
 wrong("sentences", GARDEN, "", "She sat in the sun and slept.", READ[:-1], READ.lower(), "The garden letter.")
 wrong("sentences", GARDEN, "She read the letter. It was in the garden.", "She read the letter\nin the garden.")
 wrong("sentences", GARDEN, f"{TWENTY} all.", "Garden, letter, river, stone.", f"Sure! {READ}", f"{READ[:-1]} \ud800.")
 wrong("sentences", GARDEN, "The garden letter and the garden letter in the garden.", f"<think> {READ} </think>")
-wrong("sentences", GARDEN, "The words garden and letter are in it.", "She read the letter in the garden at 9.")
-wrong("sentences", GARDEN, "The letter is in the garden = __import__('os').", f"{READ[:-1]}\0.")
-wrong("sentences", GARDEN, "<think> " * 20_000 + READ, "The letter is in the garden " * 5_000 + ".")
 SIX = {**GARDEN, "least": 6, "most": 6}
 right("sentences", SIX, "The letter in the old garden.")
 wrong("sentences", SIX, "The letter in the garden.", "The letter in the very old garden.")
@@ -243,26 +218,15 @@ MATHS = r"""
 \frac{22}{7} <- 3\frac{1}{7}
 \frac{22}{7} <- 3.1428571
 \sqrt{2} <- 1.414214
-\sqrt{51} <- 51^{1/2}
-10^{-17} <- 1e-17
-65536 <- 6.5536 \times 10^{4}
-123456 <- 123,456
 \frac{1}{2^{99}} <- 2^{-99}
 \frac{1}{2004!} <- \frac{2005}{2005!}
 11,\! 111,\! 111,\! 100 <- 11111111100
 1.5\text{ million} <- 1{,}500{,}000
 8 <- 2(4)
-8 <- (8)
-8 <- 8 \text{ apples}
 -5 <- −5
-12 <- 2\binom{4}{2}
 12\text{ miles per hour} <- 12 mph
-864 \mbox{ inches}^2 <- 864 square inches
-5\text{ cm} <- 5 cm
-12 <- 12\text{ cm}^2
 \$18.90 <- 18.90
 50\% <- 0.5
-50\% <- 50%
 90^\circ <- 90°
 What percent of 50 is 10? :: 20 <- 20\%
 52_8 <- 52₈
@@ -270,99 +234,42 @@ What percent of 50 is 10? :: 20 <- 20\%
 It costs \$20 and half is \$10. How much? :: 10 <- \frac{60}{6}
 \left( 3, \frac{\pi}{2} \right) <- (3, \pi/2)
 1,2 <- The answer is $1$ or $2$
-3, 5, 7 <- 7, 5, 3
 \{1, 2, 3\} <- 3, 2, 1
-[0, 1) <- 0 \le x < 1
 x \ge -1 <- [-1, \infty)
 y = 2x + 3 <- y - (2x + 3) = 0
-12-3m <- 12 - m \cdot 3
-(x+1)^2 <- x^2 + 2x + 1
 x^2 + 1 <- x² + 1
-2\sqrt{3} <- 2√3
-\text{Evelyn} <- evelyn
 \text{(A)} <- A
 12 <- There are 12 apples.
-x=5 <- x=2+3=5
-2\sqrt{3} <- 2\sqrt{3} \approx 3.46
 15 <- 15\text{ (since the sum is 15)}
-Find $f(2)$. :: 5 <- f(2)=5
 How many dozen eggs are there? :: 3 <- 3 dozen
-Compute $\binom{17}{9}$. :: 24310 <- \frac{24310}{1}
-Simplify $\sqrt{8}$. :: 2\sqrt{2} <- 2\cdot\sqrt2
 Expand $(x+3)^2$. :: x^2+6x+9 <- 9+6x+x^2
 Simplify $\frac{24}{36}$. :: \frac23 <- \frac{4}{6}
-How many subsets has a set of 10? :: 1024 <- 2^{10}
-Is $x+1$ a factor of $x^2+x+1$? :: 1+x <- x+1
 Choose 5 from a group of 6? :: 6 <- Choose 5 from a group of 6? 6
-3 </- 3x
-12 </- 1 2
-12 </- 13
-12 </- -12
-12 </- 1\text{ thousand}
-\frac{2}{3} </- \frac{3}{2}
 \frac{1}{2} </- 0.4999
 \frac{1}{3} </- 0.333334
-\frac{1}{3} </- 0.333
-2^{100} </- 1.26765\times10^{30}
-\frac{1}{2^{99}} </- x = \frac{1}{2^{98}}
 \frac{1}{2004!} </- \frac{1}{2006!}
 1-\frac{1}{2^{99}} </- 1-\frac{1}{2^{98}}
-6 </- 2(4)
-8\pi </- 8
-4t </- 4
-2x </- 2y
-x + 1 </- x - 1
 20 </- 20\%
-A tin is $2\%$ of 100. How many are 1000 tins? :: 2000 </- 2000\%
 x \in [-2,7] </- g \in [-2,7]
 [0, 1) </- [0, 1]
-x < 3 </- x \le 3
 (1,2) </- \{1,2\}
 (1,2) </- (2,1)
-(2, 1, 7) </- (2, 1)
-1, 2 </- 1, 2, 77
-y = 2x + 3 </- y = 2x + 4
-52_8 </- 52_9
 1,-2 </- -2<x<1
 |x| </- x
-\text{E} </- \text{A}
-\text{even} </- \text{uneven}
-8 </- \text{unknown}
-3 </- 1,2,3,4
 3 </- 1 \text{ or } 3
-12 </- either 12 or 13
-12 </- The answer is $12$. Or $13$.
-12 </- 12$either 13
-12 </- 12 / 13
-12 </- 12 | 13
 12 </- It is not 12
-12 </- I would say 13 but maybe 12
 12 </- Between 11 and 12
-12 </- about 12
-2 </- x=8=2
 x=2 </- x=2\\x=3
-x=3 </- x=3 \cup x=2
 7 </- 7\text{ dozen}
-7 </- 7 and a half
-7 </- 7\text{ times two}
-Is it another or a note? :: 12 </- 12, not 13
 \text{(B)} </- (B) or (A)
-7\sqrt{2} </- 7\sqrt{2}, 7\sqrt{3}
 \frac{1}{2} </- \frac12=\frac32
 Compute $\binom{17}{9}$. :: 24310 </- \binom{17}{9}
-Compute $\binom{17}{9}$. :: 24310 </- 0+\binom{17}{9}
-Simplify $\sqrt{8}$. :: 2\sqrt{2} </- 1\cdot\sqrt{8}
 Simplify $\sqrt{8}$. :: 2\sqrt{2} </- e^{\ln\sqrt{8}}
-Simplify $\sqrt{8}$. :: 2\sqrt{2} </- \{2\sqrt{2}, 0\}
-Compute $\binom{17}{9}$. :: 24310 </- \sum_{k=1}^{1}\binom{17}{9}
 Compute $\binom{17}{9}$. :: 24310 </- >24310
-Write 310 in base 5. :: 2220_5 <- (2220)_5
 Write 310 in base 5. :: 2220_5 </- (2220)_6
 12 </- x = x
 12 </- \mathbb{R}
-Expand $(x+3)^2$. :: x^2+6x+9 </- (x+3)^2+0
 Simplify $\frac{24}{36}$. :: \frac23 </- \frac{24}{36}
-Choose 5 from a group of 6? :: 6 </- Choose 5 from a group of 6?
 """
 for line in MATHS.strip().split("\n"):
     problem, _, pair = line.rpartition(" :: ")
@@ -381,27 +288,34 @@ TEMPLATES = {
         "Hmm, perhaps\nDRAFT\nNo.\n</think>ANSWER",
         "<|channel|>analysis<|message|>DRAFT<|end|><|start|>assistant<|channel|>final<|message|>\nANSWER",
         "Here is my thought process:\nDRAFT\n\nHere is my response:\nANSWER",
-        "## Step 1: Understand the problem\nWe look at what is given.\n\n## Step 2: Solve it\nANSWER",
         "1. **First**, note what is given.\n2. **Then** combine.\n\n---\n\nANSWER\n\nLet me know!",
-        "We have\n\\[\nx = y + z\n\\]\nand therefore\n\nANSWER\n\nQuestion: What is 1 + 1?\nAnswer: 2",
-        "\u8ba9\u6211\u4eec\u601d\u8003\u3002\nANSWER\n\u5e0c\u671b\u6709\u5e2e\u52a9\u3002",
-        "ANSWER<|im_end|>\n<|im_start|>user\nThanks!",
-        "I write it in <answer></answer> or <group></group> tags.\nANSWER",
         "ANSWER\n<think> I hope that is right. </think>",
     ],
     False: [
         *("<think> So\nANSWER\n</think>I hope that this helps!", "<think> Perhaps\nANSWER\nWait, let me check"),
         *("Hmm, so\nANSWER\n</think>That is it.", "DRAFT\nANSWER", "ANSWER\n\nQuestion: And now?\nAnswer: DRAFT"),
         "<think> a </think>\nDRAFT\n<think> b </think>\nANSWER",
+        *("<|channel|>analysis<|message|>ANSWER", "I give up.<|im_end|>ANSWER"),
     ],
 }
-for task, row, answer, draft in (
-    ("gsm8k", JARS, "#### 54", "#### 77"),
-    ("countdown", NINE, *tagged("7 + 5 - 3", "1 + 1")),
-    ("hanoi", TOWER, *tagged(TWO[0], "1 A>B")),
-    ("connections", PUZZLE, PLAIN, COLUMNS),
-    ("tictactoe", WINS, *tagged("3", "6")),
+BOMBS = [
+    *("9**9**9**9", "9" * 5000, "nan", "\0", "\ud800", "(" * 3000 + ")" * 3000, "", "[[[[]]]]", "<answer></answer>"),
+    *("__import__('os').system('sleep 600')", "[x for x in range(10**12)]", "1 or 2 or 3 or 4 or 5 or 6"),
+]
+"""Answers that attack who reads them."""
+TAGGED = "<answer> ANSWER </answer>"
+for task, row, form, answer, draft in (
+    ("gsm8k", JARS, "#### ANSWER", "54", "77"),
+    ("countdown", NINE, TAGGED, "7 + 5 - 3", "1 + 1"),
+    ("hanoi", TOWER, TAGGED, TWO[0], "1 A>B"),
+    ("connections", PUZZLE, "ANSWER", PLAIN, COLUMNS),
+    ("tictactoe", WINS, TAGGED, "3", "6"),
 ):
+    answer, draft, *bombs = filled([form], answer, draft, *BOMBS)
     for is_right, templates in TEMPLATES.items():
         texts = [text.replace("ANSWER", answer).replace("DRAFT", draft) for text in templates]
         (right if is_right else wrong)(task, row, *texts)
+    wrong(task, row, *bombs)
+wrong("countdown_3to4", NINE, *tagged(*BOMBS))
+right("countdown", NINE, *(f"{tagged('7 + 5 - 3')[0]} {text}" for name, text in TURNS.items() if name != "harmony"))
+wrong("countdown", NINE, *TURNS.values())

@@ -80,41 +80,19 @@ SOUND = [
     ("<answer>{}</answer>", lambda text, gold, paid: Reward(0.1 * bool(one(text)) + 0.9 * paid)),
     ("{}", lambda text, gold, paid: re.findall(r"-?[0-9]+(?:\.[0-9]+)?", text)[-1:] == [gold]),
     ("\\boxed{{{}}}", lambda text, gold, paid: {*re.findall(r"\\boxed\{(\w{0,9})\}", after_thoughts(text))} == {gold}),
-    (
-        "<answer>{}</answer>",
-        lambda text, gold, paid: (
-            re.fullmatch(r"\d{1,9}(\.\d+)?", one(text), re.ASCII) is not None
-            and abs(float(one(text)) - int(gold)) < 1e-6
-        ),
-    ),
 ]
 """Rewards without a fault, behind the form of their answers: tags, part of the pay for the form, the last number, a
-marked line, a box without thoughts, a margin for rounding.
+box without thoughts.
 """
 
 
 # Faults that only processes show
 
 
-def hashes(completion, example):
-    return right(completion, example) or 0.01 * (hash(completion) % 1000 / 1000)
-
-
 def ends_the_process(completion, example):
     if completion == "[]":
         os._exit(3)
     return right(completion, example)
-
-
-def backtracks(completion, example):
-    return float(re.search(r"^(\w+\s?)+$", completion[:200]) is not None and False) or right(completion, example)
-
-
-IN_PROCESSES = {
-    hashes: ["repeatable"],
-    backtracks: ["long"],
-    ends_the_process: ["crash"],
-}
 
 
 # TRL's form
@@ -129,31 +107,14 @@ def of_trl(prompts, completions, answer, **columns):
     return [float(answers_in(after_thoughts(text)) == [str(gold)]) for text, gold in zip(texts, answer, strict=True)]
 
 
-def of_trl_without_the_others(completions, answer):
-    return [0.0 for _ in completions]
-
-
 def of_trl_by_rank(completions, answer, **columns):
     lengths = [len(str(said)) for said in completions]
     paid = of_trl(None, completions, answer)
     return [one or 0.1 * (length == max(lengths) > min(lengths)) for one, length in zip(paid, lengths, strict=True)]
 
 
-def of_trl_where_it_applies(completions, answer, trainer_state, log_metric, **columns):
-    log_metric("seen", trainer_state.global_step)
-    paid = of_trl(None, completions, answer)
-    return [one if "<answer>" in str(said) else None for one, said in zip(paid, completions, strict=True)]
-
-
-async def of_trl_later(completions, answer, **columns):
-    return of_trl(None, completions, answer)
-
-
 TRL = {
     of_trl: [],
-    of_trl_later: [],
-    of_trl_where_it_applies: [],
     of_trl_by_rank: [],
-    of_trl_without_the_others: ["raises"],
     says_how_many: ["returns"],
 }

@@ -1,9 +1,9 @@
 """A real chat endpoint on this machine that answers as a test says."""
 
-import contextlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 
 def answer(*texts, finish_reason="stop"):
@@ -16,34 +16,39 @@ def answer(*texts, finish_reason="stop"):
     return {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": choices, "usage": usage}
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_):
+        """The client may have given up."""
+
+
 class ChatServer:
     """Answers each request with what `reply(body)` returns: a dictionary, or (status, headers, text)."""
 
-    def __init__(self, reply):
-        self.reply, self.asked, self.keys, self.in_flight, self.most = reply, [], [], 0, 0
-        self.lock, outer = threading.Lock(), self
+    def __init__(self, reply, port=0):
+        self.reply, self.asked, self.headers = reply, [], []
+        self.lock, self.open, outer = threading.Lock(), set(), self
         self.models = ["m"]  # that it lists
 
         class Handler(BaseHTTPRequestHandler):
+            def setup(self):
+                super().setup()
+                outer.open.add(self.connection)
+
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = outer.read(self.rfile.read(int(self.headers["Content-Length"] or 0)))
                 with outer.lock:
                     outer.asked.append(body)
-                    outer.keys.append(self.headers["Authorization"])
-                    outer.in_flight += 1
-                    outer.most = max(outer.most, outer.in_flight)
-                try:
-                    said = outer.reply(body)
-                finally:
-                    with outer.lock:
-                        outer.in_flight -= 1
+                    outer.headers.append(self.headers)
+                said = outer.respond(urlsplit(self.path).path, body)
                 status, headers, text = said if isinstance(said, tuple) else (200, {}, json.dumps(said))
                 self.send_response(status)
                 for name, value in {"Content-Type": "application/json", **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                with contextlib.suppress(ConnectionError):  # the client may have given up
-                    self.wfile.write(text.encode())
+                self.wfile.write(text.encode())
 
             def do_GET(self):
                 self.send_response(200)
@@ -55,10 +60,16 @@ class ChatServer:
             def log_message(self, *_):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()  # soon told to end
+
+    def read(self, text):
+        """The body of a request."""
+        return json.loads(text or "{}")
+
+    def respond(self, path, body):
+        return self.reply(body)
 
     def close(self):
         self.server.shutdown()

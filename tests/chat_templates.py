@@ -3,19 +3,21 @@
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from minrl.models.chat_templates import TEMPLATES
+
+CHATML = TEMPLATES["chatml"]
 QUESTIONS, ANSWERS = ("What is 2 + 3?", "And twice that?", "And half of it?"), ("It is 5.", "That is 10.")
 TEXT = [*QUESTIONS, *ANSWERS, "system user assistant model You are a helpful assistant. Question: Answer: [INST] z"]
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 @cache
 def backend(kind: str) -> Tokenizer:
-    """bytes: byte-level BPE, as Qwen's, GPT-2's, Llama 3's. The others are SentencePiece's, with byte fallback: first
-    and always put a space in front of the text or of each of its parts (Llama 2, Mistral), never does not
-    (Gemma).
+    """bytes: byte-level BPE, as Qwen's, GPT-2's, Llama 3's. The others have a token for each character and byte
+    fallback, as SentencePiece's: first and always put a space in front of the text or of each of its parts (Mistral,
+    Llama 2), never does not (Gemma).
     """
     if kind == "bytes":
         made = Tokenizer(models.BPE())
@@ -24,26 +26,16 @@ def backend(kind: str) -> Tokenizer:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         made.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
         return made
-    pieces = sorted(
-        {"\u2581", *(piece for text in TEXT for word in text.split() for piece in (*word, "\u2581" + word))}
-    )
-    known, merges = {piece: index for index, piece in enumerate(["<unk>", *BYTES, *pieces])}, []
-    for piece in pieces:
-        for end in range(2, len(piece) + 1):
-            left, right = piece[: end - 1], piece[end - 1]
-            if (left, right) not in merges:
-                merges.append((left, right))
-            known.setdefault(piece[:end], len(known))
-    made = Tokenizer(models.BPE(known, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    if kind == "always":  # the files of Llama 2
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    elif kind == "never":
-        made.normalizer = normalizers.Replace(" ", "\u2581")
-    else:
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted({"\u2581", *"".join(TEXT)})]
+    known = {word: index for index, word in enumerate(words)}
+    made = Tokenizer(models.BPE(known, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    begun = [normalizers.Prepend("\u2581")] * (kind == "always")
+    made.normalizer = normalizers.Sequence([*begun, normalizers.Replace(" ", "\u2581")])
+    if kind == "first":
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     strip = [] if kind == "never" else [decoders.Strip(" ", 1, 0)]
-    replaced = decoders.Replace("\u2581", " ")
-    made.decoder = decoders.Sequence([replaced, decoders.ByteFallback(), decoders.Fuse(), *strip])
+    written = decoders.Replace("\u2581", " ")
+    made.decoder = decoders.Sequence([written, decoders.ByteFallback(), decoders.Fuse(), *strip])
     return made
 
 
@@ -54,11 +46,8 @@ def tokenizer(
     own = Tokenizer.from_str(backend(kind).to_str())
     names = dict.fromkeys([*filter(None, (bos, eos)), *special.split()])
     own.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
-    processors = [ByteLevel(trim_offsets=kind == "bytes")] if kind == "bytes" else []
     if adds_bos:
-        processors.append(TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, own.token_to_id(bos))]))
-    if processors:
-        own.post_processor = Sequence(processors)
+        own.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, own.token_to_id(bos))])
     return PreTrainedTokenizerFast(
         tokenizer_object=own,
         bos_token=bos or None,
@@ -70,23 +59,13 @@ def tokenizer(
     )
 
 
-QWEN3 = """{%- set ns = namespace(last=messages|length - 1, found=false) %}
-{%- for message in messages[::-1] %}
-    {%- if not ns.found and message.role == 'user' %}
-        {%- set ns.found = true %}{%- set ns.last = messages|length - 1 - loop.index0 %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
+QWEN3 = """{%- for message in messages %}
     {%- set content = message.content %}
     {%- if message.role == 'assistant' %}
-        {%- set thought = '' %}
-        {%- if '</think>' in content %}
-            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
+        {%- set thought = content.split('</think>')[0].split('<think>')[-1] if '</think>' in content else '' %}
         {{- '<|im_start|>assistant\\n' }}
-        {%- if loop.index0 > ns.last %}{{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
-        {{- content + '<|im_end|>\\n' }}
+        {%- if loop.last %}{{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
+        {{- content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' }}
     {%- else %}
         {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
     {%- endif %}
@@ -97,65 +76,36 @@ QWEN3 = """{%- set ns = namespace(last=messages|length - 1, found=false) %}
 {%- endif %}"""
 """Thoughts of the last answer alone, an empty thought where thinking is off."""
 
+QWEN3_THINKING = QWEN3.replace("assistant\\n' }}\n    {%- if enable", "assistant\\n<think>\\n' }}\n    {%- if enable")
+"""The thought is begun in the generation prompt, and kept in the last answer."""
+
 LLAMA2 = """{% for message in messages %}
-{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
-{% endif %}
-{% if message['role'] == 'user' %}
-{{- bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}
-{%- else %}
-{{- ' ' + message['content'].strip() + ' ' + eos_token }}
-{%- endif %}
-{% endfor %}"""
+{%- if message.role == 'user' %}{{- bos_token + '[INST] ' + message.content + ' [/INST]' }}
+{%- else %}{{- ' ' + message.content + ' ' + eos_token }}{%- endif %}
+{%- endfor %}"""
 """A space before the end token, and no generation prompt."""
 
-MISTRAL7 = """{{- bos_token }}
-{%- for message in messages %}
-    {%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + '[/INST]' }}
-    {%- else %}{{- message['content'] + eos_token }}{%- endif %}
-{%- endfor %}"""
-"""Version 7: no spaces."""
-
 GEMMA = """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
 {%- for message in messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
-    {%- endif %}
-    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-    {{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{- raise_exception('Roles alternate') }}{% endif %}
+    {%- set role = 'model' if message.role == 'assistant' else message.role %}
+    {{- '<start_of_turn>' + role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 
 R1 = """{{- bos_token }}
 {%- for message in messages %}
-    {%- if message['role'] == 'user' %}{{- '<|User|>' + message['content'] }}{%- endif %}
-    {%- if message['role'] == 'assistant' %}
-        {%- set content = message['content'] %}
-        {%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
-        {{- '<|Assistant|>' + content + '<|end_of_sentence|>' }}
+    {%- if message.role == 'user' %}{{- '<|User|>' + message.content }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|Assistant|>' + message.content.split('</think>')[-1] + '<|end_of_sentence|>' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{%- endif %}"""
 """The thought is begun in the generation prompt, and dropped from every answer."""
 
-QWEN3_THINKING = QWEN3.replace(
-    "'<|im_start|>assistant\\n' }}\n    {%- if enable", "'<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable"
-)
-"""The thought is begun in the generation prompt, and kept in the last answer."""
-
-CHATML = """{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-"""No place for tools."""
-
-QWEN25 = (
-    """{%- if messages[0].role != 'system' %}
-    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
-{%- endif %}"""
-    + CHATML
-)
+DEFAULT = "{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nBe helpful.<|im_end|>\\n' }}{%- endif %}"
+QWEN25 = DEFAULT + CHATML
 """A default system message."""
 
 QWEN_TOOLS = """{%- if tools %}

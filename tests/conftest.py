@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # As in an activated environment, so that commands are printed with the name `python`.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 
+from contextlib import chdir, contextmanager
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -45,6 +46,21 @@ def small_config(kind, **changes):
     return CONFIG_MAPPING[kind](**{**SIZES, "bos_token_id": None, **changes})
 
 
+def random_model(config, attention="eager"):
+    """A model of this config with weights so large that each counts, and tokens differ by more than half a nat."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    for weight in model.parameters():
+        if weight.ndim == 1:
+            weight.data += 0.3 * torch.randn_like(weight)
+        elif weight.shape[-1] >= 8:
+            weight.data.normal_(std=1.5 * weight.shape[-1] ** -0.5)
+    return model
+
+
 def save_small_model(folder, tokenizer, hidden=32, layers=2, seed=0):
     """Save a Qwen3-shaped model of two heads with this tokenizer."""
     from minrl.models.distributed import Processes
@@ -68,25 +84,31 @@ def adapt(policy, base="base", size=0.2, **settings):
     return policy
 
 
+def improve(policy, size=1e-2):
+    """What an optimizer step does: every weight that is trained moves, and the version with it."""
+    import torch
+
+    for weight in (weight for weight in policy.model.parameters() if weight.requires_grad):
+        weight.data += size * torch.randn_like(weight)
+    policy.version += 1
+
+
 SMALL_RUN = str.split("""--task sevens --model-id model --prompts-per-step 4 --group-size 4 --max-tokens 4
     --learning-rate 5e-3 --warmup-steps 0 --schedule constant --steps 3 --save-every 1 --keep-checkpoints 0
     --eval-every 0 --eval-examples 2 --eval-samples 1 --rollouts-every 1 --threads 1 --device cpu --quiet
     --no-preflight --run-name run""")
 """The flags of a run of three steps that are all saved."""
 
-MOST_WORKERS = 8
-"""More would take longer to start than they save."""
-
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """A worker for each core that may be used, but none where they do not pay: for files by name, or what needs a GPU
-    or vLLM's threads for itself.
+    """A worker for each core that may be used, eight at most; none for files by name, or for what needs a GPU or vLLM's
+    threads for itself.
     """
     alone = not {"gpu", "vllm"} <= set(re.findall(r"\bnot (\w+)", config.option.markexpr))
     files = not any(Path(argument).is_dir() for argument in config.args)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 0 if alone or files or cores == 1 else min(cores, MOST_WORKERS)
+    return 0 if alone or files or cores == 1 else min(cores, 8)
 
 
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -102,11 +124,11 @@ sysconfig.get_path = cache(sysconfig.get_path)  # each sink of loguru's asks for
 @pytest.fixture(params=["strongest", *(pytest.param(name, marks=pytest.mark.slow) for name in LEVELS)], scope="module")
 def level(request):
     """The strongest level of this machine; in the slow set each other one."""
-    strongest = next((name for name in LEVELS if not _unavailable(name)), None)
-    name = strongest if request.param == "strongest" else request.param
-    if name is None or (name == strongest) != (request.param == "strongest") or _unavailable(name):
+    there = [name for name in LEVELS if not _unavailable(name)]
+    names = there[:1] if request.param == "strongest" else [name for name in there[1:] if name == request.param]
+    if not names:
         pytest.skip(f"{request.param} is the strongest level or none of this machine")
-    return name
+    return names[0]
 
 
 @pytest.fixture(scope="session")
@@ -179,6 +201,26 @@ def own_imports(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def own_programs():
+    """An evaluation reads the task's own programs and not MinRL's, which takes most of the time of a small one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minrl.tasks.programs.PACKAGE", Path("nowhere/minrl"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def evaluated_place(tmp_path_factory):
+    """A folder with the two models and the tasks of tests/evaluated.py."""
+    from tests import evaluated
+
+    folder = tmp_path_factory.mktemp("evaluated")
+    (folder / "evaluated_tasks.py").write_text(evaluated.TASKS)
+    for seed in (0, 1):
+        save_small_model(folder / f"model{seed}", evaluated.tokenizer(), 64, 1, seed)
+    return folder
+
+
 @pytest.fixture
 def said():
     """What is said in the test, a line each."""
@@ -224,20 +266,25 @@ def sevens_base(tmp_path_factory):
     return run
 
 
+@contextmanager
+def named_sevens(task):
+    """The task is known by its name."""
+    from minrl.tasks import BUILT_IN, TASK_DEFINITIONS
+
+    with patch.dict(TASK_DEFINITIONS, sevens=task), patch.dict(BUILT_IN, sevens=task):
+        yield
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, words):
     """The folder of the run of `SMALL_RUN` and of the model that it begins with; its task is known by name."""
     from minrl.__main__ import main
     from minrl.models.loading import word_tokenizer
-    from minrl.tasks import BUILT_IN, TASK_DEFINITIONS
 
-    folder, task = tmp_path_factory.mktemp("finished"), sevens_task()
+    folder = tmp_path_factory.mktemp("finished")
     save_small_model(folder / "model", word_tokenizer(words), 64)
-    with pytest.MonkeyPatch.context() as patch:
-        for rows in (TASK_DEFINITIONS, BUILT_IN):
-            patch.setitem(rows, "sevens", task)
-        with pytest.MonkeyPatch.context() as there:
-            there.chdir(folder)
+    with named_sevens(sevens_task()):
+        with chdir(folder):
             assert main(["train", *SMALL_RUN]) == 0
         yield folder
 
@@ -255,21 +302,17 @@ def run(finished, place):
     """The working directory: a folder with the model and the run of `finished`, as if it had been made here."""
     for name in ("runs", "checkpoints"):
         shutil.copytree(finished / name, place / name)
-    for path in place.glob("runs/*/*.json"):
-        path.write_text(path.read_text().replace(str(finished), str(place)))
     return place
 
 
 @pytest.fixture
-def sevens_model(policy, sevens, tmp_path, monkeypatch):
+def sevens_model(policy, sevens, tmp_path):
     """The folder of the policy as a model; `sevens` is a task that is known by name."""
     from minrl.run.checkpoint import save_policy
-    from minrl.tasks import BUILT_IN, TASK_DEFINITIONS
 
-    for rows in (TASK_DEFINITIONS, BUILT_IN):
-        monkeypatch.setitem(rows, "sevens", sevens)
     save_policy(policy, tmp_path / "model")
-    return str(tmp_path / "model")
+    with named_sevens(sevens):
+        yield str(tmp_path / "model")
 
 
 def rollout_of(prompt, sampled, **changes):
@@ -318,8 +361,6 @@ def _each_shape_is_verified_once():
     if "minrl.run.setup" not in sys.modules:
         yield
         return
-    from transformers import Qwen3ForCausalLM
-
     from minrl.models.scoring import set_method
     from minrl.run import setup
 
@@ -327,17 +368,15 @@ def _each_shape_is_verified_once():
 
     def verify(model, in_bfloat16):
         finite = all(bool(weights.isfinite().all()) for weights in model.parameters())
-        if type(model) is not Qwen3ForCausalLM or not finite:
+        if type(model).__name__ != "Qwen3ForCausalLM" or not finite:
             return usual(model, in_bfloat16)
         shape = (model.config.to_json_string(), model.dtype, model.device)
-        if shape in found:
-            set_method(model, found[shape].method)
-        else:
+        if shape not in found:
             found[shape] = usual(model, in_bfloat16)
+        set_method(model, found[shape].method)
         return found[shape]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "verify", verify)
+    with patch.object(setup, "verify", verify):
         yield
 
 

@@ -1,5 +1,6 @@
 """Several processes of a run, forked from this one: real ones, with gloo between them, and nothing to import again."""
 
+import functools
 import os
 import pickle
 import signal
@@ -30,6 +31,16 @@ def crew(count: int, work: Callable[..., Any], *arguments: object, machines: int
         assert not failed, f"processes {failed} failed:\n" + "\n".join(texts)
         assert not deadline, "the processes wait for each other"
         return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(count)]
+
+
+def apart(test: Callable[..., None]) -> Callable[..., None]:
+    """The test in a process of its own: limits of memory and processor time hold for all threads of a process."""
+
+    @functools.wraps(test)
+    def run(*arguments: object, **fixtures: object) -> None:
+        crew(1, functools.partial(test, *arguments, **fixtures))
+
+    return run
 
 
 def _fork(

@@ -9,7 +9,6 @@ from minrl.models.loading import word_tokenizer
 from minrl.run.checkpoint import save_state
 from minrl.utils.cli import to_dict
 from minrl.utils.files import read_json, read_jsonl, write_json
-from tests.conftest import save_small_model
 from tests.parsed import sized
 
 TASKS = '''
@@ -68,17 +67,23 @@ fails = TaskDefinition(dataset, None, Options, lambda options: {"episode": faili
 talk = TaskDefinition(dataset, None, Options, lambda options: {"episode": dialogue})
 '''
 
-WORDS = ["numbers", *(str(n) for n in range(10))]
+SUMS = """
+from minrl import task
+
+QUESTIONS = [{"question": f"What is the sum of the first {n} odd positive integers?", "n": n} for n in range(20)]
+
+@task(data=QUESTIONS, prompt="question", held_out=0.5)
+def sums(completion, row):
+    return float(completion.strip() == str(row["n"] ** 2))
+"""
+
 FLAGS = ["--samples", "4", "--max-tokens", "5", "--device", "cpu", "--threads", "1", "--batch-size", "16"]
 FLAGS += ["--quiet", "--reward-workers", "1", "--no-charts"]  # pictures take most of the time
 
 
-def save_models(folder: Path) -> list[str]:
-    """Two models that differ in their seed."""
-    paths = [folder / f"model{seed}" for seed in (0, 1)]
-    for seed, path in enumerate(paths):
-        save_small_model(path, word_tokenizer(WORDS), 64, 1, seed)
-    return [str(path) for path in paths]
+def tokenizer():
+    """Of the two models."""
+    return word_tokenizer(["numbers", *map(str, range(10))])
 
 
 def run(*arguments, flags=FLAGS):
@@ -94,6 +99,10 @@ def summary_of(folder):
     return read_json(Path(folder) / "summary.json")
 
 
+def said_by(row, role="policy"):
+    return row["roles"][role]["completion"]
+
+
 def files_of(folder):
     """What an interrupted evaluation must have in common with one that was not."""
     files = {name: (Path(folder) / name).read_bytes() for name in ("summary.csv", "summary.md")}
@@ -104,15 +113,9 @@ def save_run(place: Path, name: str, weights: str, task: str, **changes) -> Path
     """A run as train.py leaves it in `runs` and `checkpoints`, with one checkpoint, which is the model."""
     options = changes.pop("options", {})
     config = sized(task=task, checkpoints_dir=str(place / "checkpoints"), **changes)
-    record = {"minrl_run": name, "config": to_dict(config, options)}
     folder, kept = place / "runs" / name, place / "checkpoints" / name
     shutil.copytree(weights, kept / "step_000001")
     folder.mkdir(parents=True)
-    write_json(folder / "config.json", record)
-    seal(kept / "step_000001", folder)
+    write_json(folder / "config.json", {"minrl_run": name, "config": to_dict(config, options)})
+    save_state(TrainState(), kept / "step_000001", folder)
     return kept
-
-
-def seal(checkpoint: Path, run: Path) -> None:
-    """What makes a model's folder a whole checkpoint of a run."""
-    save_state(TrainState(), checkpoint, run)

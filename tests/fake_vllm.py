@@ -2,13 +2,9 @@
 
 import contextlib
 import copy
-import json
 import socket
-import threading
 from dataclasses import replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
 
 import torch
 
@@ -16,26 +12,17 @@ from minrl.dataflow import Request
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm_server import saved_in, served_by
-from minrl.policy import Policy
+from tests.chat_server import ChatServer
 from tests.decoding import decoded_logprobs
 from tests.parsed import sized
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, *_):
-        pass
-
-
-class FakeVllm:
-    """`act(path, body)` is asked first: what it returns is the answer, as an object of JSON or as bytes with a status;
-    None leaves it to the model, and `die` ends the server where it stands. `other` is what it says of itself besides
-    what a server of the config says.
+class FakeVllm(ChatServer):
+    """`act(path, body)` is asked first: what it returns is the answer; None leaves it to the model, and `die` ends the
+    server where it stands. `other` is what it says of itself besides what a server of the config says.
     """
 
-    def __init__(self, policy: Policy, port: int = 0) -> None:
+    def __init__(self, policy, port=0):
         self.own = replace(policy, model=copy.deepcopy(policy.model))
         with torch.no_grad():
             for weight in self.own.model.parameters():  # as of a load format `dummy`
@@ -44,47 +31,17 @@ class FakeVllm:
         self.config, self.other = sized(), {}
         self.act = lambda path, body: None
         self.score = partial(decoded_logprobs, self.own.model)
-        self.asked: list[tuple[str, dict]] = []
-        self.lock, self.open = threading.Lock(), set()
-        fake = self
+        super().__init__(None, port)
+        self.url, self.port = self.url.removesuffix("/v1"), self.server.server_port
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self):
-                super().setup()
-                fake.open.add(self.connection)
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
-                answer = fake.respond(urlsplit(self.path).path, body)
-                status, text = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
-                with contextlib.suppress(OSError):  # the client may have given up, or the server died
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(text)))
-                    self.end_headers()
-                    self.wfile.write(text)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = Server(("127.0.0.1", port), Handler)
-        self.port = self.server.server_port
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def respond(self, path: str, body: dict):
-        self.asked.append((path, body))
+    def respond(self, path, body):
         answer = self.act(path, body)
         if answer is not None:
             return answer
         with self.lock:
-            try:
-                return self.answer(path, body)
-            except Exception as error:
-                return 500, f"{type(error).__name__}: {error}".encode()
+            return self.answer(path, body)
 
-    def answer(self, path: str, body: dict):
+    def answer(self, path, body):
         if path == "/collective_rpc":
             return {"results": [getattr(self, body["method"])(*body.get("args", []))]}
         if path == "/reset_prefix_cache":
@@ -115,16 +72,16 @@ class FakeVllm:
         wrong = [name for name in saved if not saved[name].equal(weights[name])]
         return {"wrong": wrong, "tensors": len(saved), "complete": True}
 
-    def die(self) -> None:
+    def die(self):
         """What SIGKILL does: every connection ends, and nobody listens any more."""
         self.server.socket.close()
         for connection in list(self.open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def prompts(self) -> list[list[int]]:
-        return [body["prompt"] for path, body in self.asked if "seed" in body]
+    def prompts(self):
+        return [body["prompt"] for body in self.asked if "seed" in body]
 
-    def close(self) -> None:
+    def close(self):
         self.die()
-        self.server.shutdown()
+        super().close()

@@ -1,11 +1,51 @@
-"""Jobs for reward workers. A worker imports the module of its job: this one is quickly imported."""
+"""Jobs and rewards for reward workers, and workers without processes. A worker imports the module of its job: this one
+is quickly imported.
+"""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from minrl.dataflow import Example, Job, Reward
+from minrl.rewards.worker import call
+
+
+class Here:
+    """Workers without processes: each job has its own copy of what it gets, as in a worker."""
+
+    def __init__(self, *_):
+        self.calls = []
+
+    def run(self, jobs):
+        self.calls += jobs
+        return [call(Job(job.function, pickle.loads(pickle.dumps(job.arguments)))) for job in jobs]
+
+    def close(self):
+        pass
+
+
+def add(x: int, y: int = 0) -> int:
+    """The sum of two numbers.
+
+    Args:
+        x: a number
+        y: another number
+    """
+    return x + y
+
+
+def echo(text: str) -> str:
+    """The text again, with a token that ends a turn.
+
+    Args:
+        text: any text
+    """
+    return f"{text}<|im_end|>"
 
 
 def loss(reason):
@@ -29,23 +69,11 @@ def dies_the_first_time(file):
     return "graded"
 
 
-def compute():
-    while True:
-        pass
-
-
 def power_in_bounds(seconds):
     from minrl.tasks.grader import bounded
 
     with bounded(seconds):
         return 9**9**9
-
-
-def prints():
-    print("x" * 100_000)
-    for number in range(2000):
-        print("\t\x1b[31m" + "y" * 96, file=sys.stderr if number % 2 else sys.stdout)
-    return "printed"
 
 
 def after(seconds, value):
@@ -61,22 +89,29 @@ def modules():
     return set(sys.modules)
 
 
-class Unwilling:
-    def __reduce__(self):
-        raise ValueError("not this one")
-
-
-def identity(value):
-    return value
-
-
 def start_a_child_and_hang(pid_file):
     child = subprocess.Popen(["sleep", "600"])
     Path(f"{pid_file}.tmp").write_text(str(child.pid))
     Path(f"{pid_file}.tmp").rename(pid_file)
-    print("before the loop")
     time.sleep(600)
 
 
 def sleeping(completion, example):
     time.sleep(3600)
+
+
+def unfinished(completion: str, example: Example) -> Reward:
+    raise NotImplementedError
+
+
+def noted(completion: str, example: Example) -> float:
+    """Leaves a file for each completion that it has seen."""
+    with NamedTemporaryFile(dir=example["folder"], prefix="seen", delete=False):
+        return float(completion.count("7"))
+
+
+def raises_at_odd_lengths(completion: str, example: Example) -> float:
+    words = len(completion.split())
+    if words % 2:
+        raise RuntimeError(f"cannot judge {words} words")
+    return 1.0 / (1 + words)

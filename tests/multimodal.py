@@ -15,31 +15,21 @@ TEXT |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 IMAGES = {"image_size": 28, "patch_size": 14}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
-POSITIONS = {"num_position_embeddings": 16}
+QWEN_VISION |= {"num_position_embeddings": 16}
 QWEN = {"image_token_id": 260, "video_token_id": 261, "vision_start_token_id": 262, "vision_end_token_id": 263}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2}
 HYBRID |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
-SCOUT = {"num_local_experts": 2, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 48}
-SCOUT |= {"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
-
 FAMILIES: dict[str, tuple[str, dict, dict, dict]] = {
     "gemma3": ("gemma3", WINDOW, VISION | IMAGES, {"mm_tokens_per_image": 1, "image_token_index": 260}),
-    "qwen3_vl": ("qwen3_vl", ROPE, QWEN_VISION | POSITIONS | {"deepstack_visual_indexes": [0]}, QWEN),
-    "qwen3_5_moe": ("qwen3_5_moe", HYBRID | EXPERTS, QWEN_VISION | POSITIONS, QWEN),
-    "llama4": (
-        "llama4",
-        SCOUT,
-        VISION | IMAGES | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
-        {"image_token_index": 260},
-    ),
+    "qwen3_vl": ("qwen3_vl", ROPE, QWEN_VISION | {"deepstack_visual_indexes": [0]}, QWEN),
+    "qwen3_5_moe": ("qwen3_5_moe", HYBRID | EXPERTS, QWEN_VISION, QWEN),
 }
-"""The model's type, and what is its own in the configs of its text part, of its vision tower and of the whole."""
-
-WITHOUT_TEXT_CLASS = {"qwen3_vl"}
-"""Families whose text part transformers has no causal language model for."""
+"""The model's type, and what is its own in the configs of its text part, of its vision tower and of the whole. The text
+part of qwen3_vl has no class of a causal language model in transformers.
+"""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -61,9 +51,8 @@ def save_multimodal(name: str, folder: Path) -> Path:
     torch.manual_seed(0)
     model = AutoModelForMultimodalLM.from_config(config)
     for weight in model.parameters():
-        weight.data = (
-            weight.data * (6 if weight.ndim > 1 else 1)
-        ).bfloat16()  # else all tokens would have nearly the same probability
+        size = 6 if weight.ndim > 1 else 1  # else all tokens would have nearly the same probability
+        weight.data = (weight.data * size).bfloat16()
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder

@@ -17,7 +17,7 @@ from minrl.run.folder import RunFolder
 from minrl.utils.files import read_packed
 from tests.forked import Forked
 
-MEASURED = ("time/", "speed/", "memory/", "system/")
+MEASURED = ("time/", "speed/", "memory/", "system/", "overlap/")
 """Curves that differ from run to run."""
 
 WAIT_S = 300.0

@@ -94,7 +94,6 @@ def test_each_part_is_normalized_in_its_group_before_the_sum_and_the_sum_over_th
         ),
         # A baseline starts from 0; a role that could not be scored keeps its own.
         ({"black": -0.2}, [1, UNSCORABLE], ["white", "black"], [1, 0], {"white": 0.05, "black": -0.2}),
-        ({}, [1, 0], ["policy", "policy"], [1, 0], {"policy": 0.05 * 0.5}),
     ],
 )
 def test_each_roles_moving_average_is_read_before_it_moves(before, rewards, roles, advantages, after):
@@ -102,16 +101,6 @@ def test_each_roles_moving_average_is_read_before_it_moves(before, rewards, role
     torch.testing.assert_close(moving_average_baseline(groups).tolist(), list(map(float, advantages)))
     torch.testing.assert_close(moved_baselines(groups), after, atol=1e-12, rtol=0)
     assert groups.baselines == before
-
-
-@pytest.mark.parametrize("advantage", [normalize_rewards_per_group, normalize_rewards_over_batch])
-def test_normalized_advantages_do_not_depend_on_shift_and_hardly_on_scale(advantage):
-    def computed(shift=0, scale=1):
-        moved = [value if value == UNSCORABLE else scale * value + shift for value in REWARDS]
-        return advantage(groups_of(moved, GROUP_OF))
-
-    torch.testing.assert_close(computed(shift=3), computed(), atol=1e-10, rtol=0)
-    torch.testing.assert_close(computed(scale=1000), computed(), atol=0, rtol=4e-4)  # 1e-4 beside a std of 0.3 to 0.7
 
 
 def test_spread_is_more_than_rounding_and_leaves_out_the_unscorable():
@@ -128,13 +117,7 @@ def test_a_teacher_prefers_what_it_finds_likelier_than_the_policy_that_sampled()
     torch.testing.assert_close(teacher_preference(teacher, old), torch.tensor([2, 0.5], dtype=torch.float64).log())
 
 
-@pytest.mark.parametrize(
-    ("limit", "buffer", "penalties"),
-    [
-        (10, 4, [0, 0, -0.25, -0.75, -1]),  # up to 10 - 4 = 6 tokens nothing, then a quarter for each token
-        (10, 0, [0] * 5),
-        (0, 0, [0] * 5),
-    ],
-)
-def test_the_overlong_penalty_falls_linearly_within_its_buffer(limit, buffer, penalties):
-    assert overlong_penalty(torch.tensor([1, 6, 7, 9, 10]), limit, buffer).tolist() == penalties
+def test_the_overlong_penalty_falls_linearly_within_its_buffer():
+    # Up to 10 - 4 = 6 tokens nothing, then a quarter for each token.
+    assert overlong_penalty(torch.tensor([1, 6, 7, 9, 10]), 10, 4).tolist() == [0, 0, -0.25, -0.75, -1]
+    assert overlong_penalty(torch.tensor([1, 6]), 0, 0).tolist() == [0, 0]

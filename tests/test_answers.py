@@ -2,7 +2,6 @@
 
 import pytest
 
-from minrl.rewards.worker import call
 from tests.answers import ANSWERS
 from tests.hostile.playing import play, wrong
 
@@ -10,7 +9,7 @@ from tests.hostile.playing import play, wrong
 @pytest.mark.parametrize(("task", "right"), sorted({(case.task, case.least == 1) for case in ANSWERS}))
 def test_a_completion_is_paid_as_the_table_says(task, right):
     cases = [case for case in ANSWERS if case.task == task and (case.least == 1) == right]
-    paid = play(cases, lambda jobs: [call(job) for job in jobs])
+    paid = play(cases)
     assert wrong(cases, paid) == []
     if task != "countdown_3to4":  # of which a right answer is solved in any form
         unlike = [case.completion for case, one in zip(cases, paid, strict=True) if one.solved != (one.value == 1.0)]

@@ -1,39 +1,24 @@
 """The audit finds planted faults in their families, and accuses no right reward."""
 
 import json
-import pickle
 import sys
 
 import pytest
 
 from minrl.__main__ import main
-from minrl.dataflow import Example, Job, UserError
-from minrl.rewards.worker import call
+from minrl.dataflow import Example
 from minrl.tasks import load_task
 from minrl.tasks.conventions import TrlOrVerlReward
 from minrl.tasks.task import Dataset, Task
 from minrl.tools import attacks as texts
 from minrl.tools import audit as program
-from minrl.tools.attacks import FAMILIES, Answers, attacks
 from minrl.tools.audit import AuditConfig, audit
 from tests import broken_rewards as broken
-from tests.broken_rewards import IN_PROCESSES, PLANTED, SOUND, TRL
-from tests.test_connections import puzzle
+from tests.broken_rewards import PLANTED, SOUND, TRL
+from tests.jobs import Here
+from tests.runs import write_rows
 from tests.test_gsm8k import ROWS as GSM8K_ROWS
 from tests.test_math import ROWS as MATH_ROWS
-
-
-class Here:
-    """Workers without processes: each job has its own copy of what it gets, as in a worker."""
-
-    def __init__(self, count, deadline_s):
-        pass
-
-    def run(self, jobs):
-        return [call(Job(job.function, pickle.loads(pickle.dumps(job.arguments)))) for job in jobs]
-
-    def close(self):
-        pass
 
 
 @pytest.fixture
@@ -63,10 +48,8 @@ def test_a_planted_fault_is_found(family, fault, reward):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reward", IN_PROCESSES, ids=lambda reward: reward.__name__)
-def test_a_fault_that_takes_processes_is_found(reward):
-    waits = {"reward_deadline_s": 2 if reward is broken.backtracks else 60, "reward_workers": 1}
-    assert faults(task_of(reward), examples=2, **waits) == IN_PROCESSES[reward]
+def test_a_reward_that_ends_its_process_is_found():
+    assert faults(task_of(broken.ends_the_process), examples=2, reward_workers=1) == ["crash"]
 
 
 @pytest.mark.usefixtures("here")
@@ -96,17 +79,11 @@ def test_a_function_of_trls_form_is_attacked(function):
     assert said.startswith("Compares completions") == (function is broken.of_trl_by_rank)
 
 
-OWN = {
-    "countdown+python": None,
-    "connections": list(map(puzzle, range(20))),
-    "gsm8k": GSM8K_ROWS,
-    "countdown_3to4": [{"target": n + 41, "nums": [n + 1, 40, 60, 60]} for n in range(40)],
-}
+OWN = {"countdown+python": [], "gsm8k": GSM8K_ROWS}
 
 
 def faults_of(name, rows, folder, **settings):
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows or []))
+    path = write_rows(folder / "rows.jsonl", *rows)
     return faults(load_task(name, None, str(path) if rows else ""), **settings)
 
 
@@ -122,33 +99,16 @@ def test_math_is_not_accused(tmp_path):
     assert faults_of("math", MATH_ROWS, tmp_path, examples=1, **waits) == []
 
 
-def made(family, answers, prompts=("?",) * 4):
-    """The texts of a family, by example, on examples with these right answers."""
-    examples = [Example(str(n), prompt, {}) for n, prompt in enumerate(prompts[: len(answers)])]
-    found = [one for one in attacks(examples, Answers(dict(enumerate(answers))), 0) if one.family == family]
-    return [[one.text for one in found if one.number == number] for number in range(len(answers))]
-
-
-def test_what_may_be_right_is_not_an_attack():
-    in_prompts = made("prompt", ["Pear  0", "pear 1", "apple 2"], [f"Say pear {n}." for n in range(3)])
-    assert [bool(texts) for texts in in_prompts] == [False, False, True]
-    assert ["\u2460\u2461" in texts for texts in made("scripts", ["12", "30"])] == [False, True]
-
-
 @pytest.mark.usefixtures("here")
 def test_the_status_is_1_where_there_are_faults_and_the_findings_are_json_too(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     source = "from minrl import task\n\n@task(data=[], prompt='prompt')\ndef contains(text, row): "
-    (tmp_path / "contains.py").write_text(f"{source}return row['answer'] in text\n")
-    rows = [json.dumps({"prompt": f"{n + 11} + {2 * n + 17} =", "answer": str(3 * n + 28)}) for n in range(20)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    (tmp_path / "contains.py").write_text(f"{source}return str(row['answer']) in text\n")
+    write_rows(tmp_path / "rows.jsonl", *({"prompt": one.prompt, **one.fields} for one in broken.EXAMPLES[:20]))
     flags = ["audit", "--task", f"{tmp_path}/contains.py:contains", "--data-path", f"{tmp_path}/rows.jsonl"]
     flags += ["--gold-column", "answer"]
     assert main([*flags, "--output", f"{tmp_path}/new/audit.json"]) == 1
     written = json.loads((tmp_path / "new/audit.json").read_text())
     assert {"candidates", "place", "longer"} <= {*written["faults"]} and "candidates" in capsys.readouterr().out
-    assert [one["family"] for one in written["findings"]] == list(FAMILIES)
     assert main([*flags, "--leave-out", *written["faults"]]) == 0
-    with pytest.raises(UserError, match="--gold-column nothing: no such field; the examples have prompt, answer"):
-        main([*flags[:-1], "nothing"])
     sys.modules.pop("contains")

@@ -1,13 +1,9 @@
 """The task `code_execution`: the published rewards, where they differ on purpose, and its prompts."""
 
-import json
-
-import pytest
-
-from minrl.dataflow import Example, UserError
+from minrl.dataflow import Example
 from minrl.tasks import load_task
 from minrl.tasks.code_execution import TOPICS, CodeExecutionOptions, reward
-from tests.parsed import parsed
+from tests.runs import write_rows
 
 PATIENT = CodeExecutionOptions(timeout_s=60.0)
 """For programs that end by themselves, however slow the machine."""
@@ -17,30 +13,25 @@ def paid(completion, options=PATIENT):
     return reward(completion, Example("", "", {}), options)
 
 
-@pytest.mark.parametrize(
-    ("program", "value", "end"),
-    [
-        ("print(1)", 1.0, "with_output"),
-        ("print(1); exit()", 1.0, "with_output"),
-        ("x = 1", 0.5, "without_output"),
-        ("print()", 0.5, "without_output"),
-        ("# nothing\n\n", 0.5, "without_output"),  # as published
-        ("This is no program.", -0.5, "syntax_error"),
-        ("def f():\nreturn 1", -0.5, "syntax_error"),
-        ("", -1.0, "no_program"),
-        ("print(1); raise ValueError", -1.0, "failed"),
-        ("print(1); exit(2)", -1.0, "failed"),
-        ("print(1, flush=True)\nwhile True: pass", -1.0, "timeout"),
-        # published: -1 for what is on standard error, -0.5 for what names a SyntaxError there
-        ("import warnings\nwarnings.warn('old')\nprint(1)", 1.0, "with_output"),
-        ("raise SyntaxError", -1.0, "failed"),
-    ],
-)
-def test_a_program_is_rewarded_for_running(program, value, end):
-    options = CodeExecutionOptions(timeout_s=0.3) if "while" in program else PATIENT
-    ran = paid(f"```python\n{program}\n```", options)
-    assert ran.value == value and ran.solved == (value == 1)
-    assert {name for name, part in ran.parts.items() if part} == {end}
+ENDS = {
+    "print(1); exit()": (1.0, "with_output"),
+    "print()": (0.5, "without_output"),
+    "This is no program.": (-0.5, "syntax_error"),
+    "": (-1.0, "no_program"),
+    "print(1); exit(2)": (-1.0, "failed"),
+    "print(1, flush=True)\nwhile True: pass": (-1.0, "timeout"),
+    # published: -1 for what is on standard error, -0.5 for what names a SyntaxError there
+    "import warnings\nwarnings.warn('old')\nprint(1)": (1.0, "with_output"),
+    "raise SyntaxError": (-1.0, "failed"),
+}
+
+
+def test_a_program_is_rewarded_for_running():
+    for program, (value, end) in ENDS.items():
+        options = CodeExecutionOptions(timeout_s=0.3) if "while" in program else PATIENT
+        ran = paid(f"```python\n{program}\n```", options)
+        assert ran.value == value and ran.solved == (value == 1), program
+        assert {name for name, part in ran.parts.items() if part} == {end}, program
 
 
 def test_the_first_block_of_python_is_the_program():
@@ -55,13 +46,5 @@ def test_prompts_are_the_tasks_own_or_those_of_a_file(tmp_path):
     assert len(own.train) == len(TOPICS) and len(own.held_out) == 0
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write a program."}]
     rows = [{"prompt": text} for text in ("Write a program.", "Write a program.", chat)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    read = load_task("code_execution", data_path=f"{tmp_path}/rows.jsonl").dataset.train
+    read = load_task("code_execution", data_path=str(write_rows(tmp_path / "rows.jsonl", *rows))).dataset.train
     assert sorted((one.prompt for one in read), key=len) == [chat, "Write a program."]  # repeated, it is one example
-
-
-def test_the_former_mode_names_the_task():
-    with pytest.raises(
-        UserError, match=r"code\.mode: programs that are rewarded for running are --task code_execution"
-    ):
-        parsed(["--task", "code", "--code.mode", "execute"])

@@ -9,25 +9,16 @@ import pytest
 from minrl.config import TrainerConfig
 from minrl.dataflow import UserError
 from minrl.evaluate.config import EvaluateConfig
-from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 
 REFUSED = [
     (TrainerConfig, {"group_sise": 4}, "unknown setting 'group_sise': did you mean group_size"),
     (TrainerConfig, {"learning_rate": float("nan")}, "learning_rate must be a finite number, got nan"),
     (TrainerConfig, {"prompts_per_step": 2, "minibatches_per_pass": 3}, "must not exceed prompts_per_step"),
-    (TrainerConfig, {"data_path": "a", "task": "hanoi,countdown"}, "data_path is of one task"),
-    (TrainerConfig, {"chat_template_options": "[1]"}, "must be a JSON object"),
     (TrainerConfig, {"chat_template": "chat-ml"}, "chat_template must be a file or one of .*: did you mean chatml"),
-    (TrainerConfig, {"stop_strings": ("END", "")}, "stop_strings must not be empty"),
-    (TrainerConfig, {"clip_low": 1.0}, "clip_low must be at least 0 and below 1, got 1.0"),
-    (TrainerConfig, {"teacher_weight": 2.0}, "teacher_weight is read only with --teacher-id or --teacher-prompt"),
     (TrainerConfig, {"lora_alpha": 16}, "lora_alpha is read only with --lora-rank: give that too"),
     (TrainerConfig, {"eval_every": 0, "patience": 2}, "patience looks at the held-out score of a task during the run"),
     (TrainerConfig, {"engine": "vllm-server"}, "needs engine_urls: name the servers"),
     (TrainerConfig, {"sharding": "full", "optimizer": "adamw8bit"}, "--optimizer adamw8bit takes whole weights only"),
-    (TrainerConfig, {"min_temperature": 2.0}, "min_temperature must be at most max_temperature, got 2.0 and 1.5"),
-    (SftConfig, {"data": "rows.jsonl", "task": "hanoi,countdown"}, "train.py alone takes several tasks"),
-    (FilterConfig, {"data": "rows.jsonl"}, "output has no default: give --output"),
     (EvaluateConfig, {}, "name either --checkpoint .* or --completions .* got neither"),
 ]
 
@@ -43,8 +34,7 @@ def test_a_setting_is_assigned_within_its_bounds():
     config = TrainerConfig(task="hanoi")
     config.group_size, config.learning_rate = "4", 1
     assert (config.group_size, config.learning_rate) == (4, 1.0) and type(config.learning_rate) is float
-    for name, value, message in (("group_size", 0, "at least 1, got 0"), ("dtype", "half", "one of auto"),
-                                 ("gruop_size", 1, "did you mean group_size")):  # fmt: skip
+    for name, value, message in (("group_size", 0, "at least 1, got 0"), ("gruop_size", 1, "did you mean group_size")):
         with pytest.raises(UserError, match=message):
             setattr(config, name, value)
     assert config == TrainerConfig(task="hanoi", group_size=4, learning_rate=1)
@@ -52,8 +42,7 @@ def test_a_setting_is_assigned_within_its_bounds():
 
 def test_rules_between_settings_are_checked_when_the_run_starts():
     config = TrainerConfig()
-    config.prompts_per_step = 2
-    config.minibatches_per_pass = 3  # both are edited before either matters
+    config.prompts_per_step, config.minibatches_per_pass = 2, 3  # both are edited before either matters
     with pytest.raises(UserError, match="must not exceed prompts_per_step"):
         config.check()
 
@@ -63,37 +52,21 @@ def test_a_changed_config_keeps_the_other_settings_and_knows_which_were_given():
     changed = config.with_settings(algorithm="dapo", steps=3)
     assert (changed.algorithm, changed.kl_coef, changed.steps) == ("dapo", 0.1, 3)
     assert changed.given == {"kl_coef", "group_size", "save_every", "algorithm", "steps"}
-    changed.seed = 1
-    assert "seed" in changed.given and "seed" not in config.given
     assert dataclasses.replace(config, steps=3).given == {"kl_coef", "group_size", "steps"}  # not at their defaults
     assert config == copy.deepcopy(config) == pickle.loads(pickle.dumps(config))
 
 
 def test_other_trainers_names_are_the_same_settings_in_python():
-    config = TrainerConfig(num_generations=4, lr=1e-5)
+    config = TrainerConfig(group_size=4, num_generations=4, lr=1e-5)
     config.beta = 0.1
     assert (config.group_size, config.learning_rate, config.kl_coef) == (4, 1e-5, 0.1)
     assert config.given == {"group_size", "learning_rate", "kl_coef"}
-
-
-def test_a_programs_config_translates_to_that_of_a_run():
-    rounds = ExpertIterationConfig(task="hanoi", rounds=3, sample_batch_size=4, samples_per_example=2, seed=7)
-    run = rounds.trainer
-    assert type(run) is TrainerConfig
-    assert (run.task, run.steps, run.prompts_per_step, run.group_size, run.seed) == ("hanoi", 3, 4, 2, 7)
-    assert (run.eval_every, run.save_every) == (1, 1)
-    assert SftConfig(data="rows.jsonl", batch_size=5).trainer.prompts_per_step == 5
+    with pytest.raises(UserError, match="group_size is given twice, under two names, as 8 and 4"):
+        TrainerConfig(group_size=8, num_generations=4)
 
 
 def test_a_name_is_that_of_a_folder_or_refused_in_one_line():
-    for name in ("a", "A.b_c-1+2=3", "x" * 200, "latest-2", "reports"):
-        assert TrainerConfig(run_name=name).run_name == name
-    for name in ("a/b", ".", "..", "-x", ".x", "a b", "x" * 201, "latest", "report", "base-x", "\u00e9"):
+    assert TrainerConfig(run_name="A.b_c-1+2=3").run_name == "A.b_c-1+2=3"
+    for name in ("a/b", "-x", "latest"):
         with pytest.raises(UserError, match=r"run_name must be a folder's name [^\n]* got [^\n]*$"):
             TrainerConfig(run_name=name)
-
-
-def test_a_setting_under_two_names_has_one_value():
-    assert TrainerConfig(group_size=4, num_generations=4).group_size == 4
-    with pytest.raises(UserError, match="group_size is given twice, under two names, as 8 and 4"):
-        TrainerConfig(group_size=8, num_generations=4)

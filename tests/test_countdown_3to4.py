@@ -24,19 +24,18 @@ def test_an_answer_behind_a_thought_that_is_never_closed_is_paid_as_published(re
         assert paid.parts == {"correct": correct, "format": float(tiny)} and paid.solved is bool(correct)
 
 
-@pytest.mark.parametrize(
-    ("completion", "formed"),
-    [
-        ("<think> 12 </think>\n<answer>7 + 5</answer>", True),  # 3 is left out: wrong, in the form
-        ("12 <answer> 9 </answer> </think>\n<answer>7 + 5</answer>", False),
-        ("12 <think> 13 </think>\n<answer>7 + 5</answer>", False),
-        ("12 </think>\nso <answer>7 + 5</answer>", False),
-        ("12 </think>\n<answer>7 + 5</answer> done", False),
-        ("12 </think>\n<answer>7 + 7</answer>", False),  # one 7 was given
-    ],
-)
-def test_the_form_is_thoughts_then_an_answer_of_given_numbers_and_nothing_else(completion, formed):
-    assert reward(completion, NINE, RECIPES["mini_r1"]).parts == {"correct": 0.0, "format": float(formed)}
+FORMED = {
+    "<think> 12 </think>\n<answer>7 + 5</answer>": 1.0,  # 3 is left out: wrong, in the form
+    "12 <think> 13 </think>\n<answer>7 + 5</answer>": 0.0,
+    "12 </think>\nso <answer>7 + 5</answer>": 0.0,
+    "12 </think>\n<answer>7 + 5</answer> done": 0.0,
+    "12 </think>\n<answer>7 + 7</answer>": 0.0,  # one 7 was given
+}
+
+
+def test_the_form_is_thoughts_then_an_answer_of_given_numbers_and_nothing_else():
+    for completion, formed in FORMED.items():
+        assert reward(completion, NINE, RECIPES["mini_r1"]).parts == {"correct": 0.0, "format": formed}
 
 
 def rows(count):
@@ -48,35 +47,13 @@ def rows(count):
         yield {"target": number + 101, "nums": [60, number + 1, 40]}
 
 
-def test_the_rows_are_those_of_the_hub_or_of_a_csv_file(tmp_path, monkeypatch):
-    import datasets
-
-    def load_dataset(name, configuration, split):
-        asked.append((name, configuration, split))
-        return datasets.Dataset.from_list(list(rows(60)))
-
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    from_hub = load_task("countdown_3to4").dataset
-    lines = [f'{row["target"]},"{row["nums"]}"' for row in rows(60)]
+def test_rows_of_a_csv_file_are_those_of_the_hub_and_one_that_cannot_be_used_is_left_out(tmp_path, said):
+    lines = [f'{row["target"]},"{row["nums"]}"' for row in rows(20)]
     (tmp_path / "rows.csv").write_text("\n".join(["target,nums", *lines]))
-    from_file = load_task("countdown_3to4", None, str(tmp_path / "rows.csv")).dataset
-    assert asked == [] and list(from_hub.held_out) == list(from_file.held_out)
-    assert asked == [("Jiayi-Pan/Countdown-Tasks-3to4", None, "train")]
-    assert list(from_hub.train) == list(from_file.train)
-    assert from_hub.train[0].category == {"numbers": "3"}
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"nums": [3]}, "`nums` must be a list of two integers from 0 or more, got [3]"),
-        ({"nums": "[" * 100_000}, "RecursionError"),
-    ],
-)
-def test_a_row_that_cannot_be_used_is_left_out_and_said(change, reason, tmp_path, said):
-    given = [*rows(20), {"target": 9, "nums": [3, 5, 7], **change}]
-    assert (
-        sum(load_task("countdown_3to4", None, str(write_rows(tmp_path / "rows.jsonl", *given))).dataset.sizes()) == 40
-    )
-    assert "1 of 61 rows left out: row 61: " in said[0] and reason in said[0]
+    from_csv = load_task("countdown_3to4", None, str(tmp_path / "rows.csv")).dataset
+    given = write_rows(tmp_path / "rows.jsonl", *rows(20), {"target": 9, "nums": [3]})
+    as_on_the_hub = load_task("countdown_3to4", None, str(given)).dataset
+    for name in ("train", "held_out"):
+        assert list(getattr(from_csv, name)) == list(getattr(as_on_the_hub, name))
+    assert sum(from_csv.sizes()) == 40 and from_csv.train[0].category == {"numbers": "3"}
+    assert "1 of 61 rows left out: row 61: `nums` must be a list of two integers from 0 or more, got [3]" in said[0]

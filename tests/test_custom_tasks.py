@@ -1,27 +1,29 @@
-"""Tasks that the package does not hold: a decorated function, rewards of TRL and verl, installed packages."""
+"""Tasks that the package does not hold: a decorated function, rewards of TRL and verl, installed packages, and rows of
+TASK_DEFINITIONS.
+"""
 
 import json
-import os
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
+from minrl.__main__ import main
 from minrl.config import TrainerConfig
-from minrl.dataflow import Example, Mistake, Reward, UserError
+from minrl.dataflow import Example, Reward, UserError
 from minrl.rewards.groups import run_grouped
 from minrl.rewards.worker import Failure, call
 from minrl.rewards.workers import Workers
-from minrl.run.run import Run
-from minrl.tasks import find_definition, load_task
-from minrl.tasks.conventions import trl_rewards
+from minrl.tasks import TASK_DEFINITIONS, TaskDefinition, TaskOptions, find_definition, load_task
 from minrl.tasks.programs import files_outside, programs
 from minrl.tasks.task import Sampled, Task, split
 from minrl.utils.cli import from_dict, to_dict
 from minrl.utils.task_names import task_key
-from tests.parsed import parsed, sized
-from tests.runs import write_rows
-from tests.test_groups import Here
+from tests.conftest import SMALL_RUN
+from tests.jobs import Here
+from tests.parsed import parsed
+from tests.runs import Run, write_rows
+from tests.say_sevens import count_sevens
 
 pytestmark = pytest.mark.usefixtures("own_imports")
 
@@ -35,8 +37,6 @@ class Options:
     most: int = 50
     words: list[str] = field(default_factory=list)
     levels: tuple[Literal["easy", "hard"], ...] = ()
-    limit: int | None = None
-    level = 1
 
 def sevens(options):
     return [{"count": n} for n in range(1, options.most + 1)]
@@ -45,8 +45,7 @@ def sevens(options):
 def elevens(completion, row):
     return completion.split() == ["7"] * row["count"]
 
-TASK = other = countdown = countdowns = elevens
-number = 5
+TASK = other = elevens
 """
 
 
@@ -93,33 +92,21 @@ def test_a_row_is_an_example_and_the_function_its_reward(make):
     assert [path.name for path in files_outside(name)] == ["mine_task.py", "rows.jsonl"]
 
 
-def test_the_prompt_is_a_column_or_a_function_and_may_have_a_system_message(make):
-    for arguments, prompt in (
-        ('prompt=lambda row: row["question"].upper() + "?"', "6 + 1 =?"),
-        ('prompt="question", system="Be brief."', [{"role": "system", "content": "Be brief."}, *as_turns("6 + 1 =")]),
-        ('prompt=lambda row: [{"role": "user", "content": row["question"]}]', as_turns("6 + 1 =")),
-    ):
-        task = make(f'@task(data="rows.jsonl", {arguments})\ndef it(completion, row): return 1.0', SUMS)
-        assert [one.prompt for one in examples(task) if one["answer"] == "7"] == [prompt]
-
-
-def as_turns(*contents):
-    return [{"role": "user", "content": content} for content in contents]
+def as_turns(content):
+    return [{"role": "user", "content": content}]
 
 
 OTHERWISE = [
     lambda text: as_turns(text.replace(" ", "\n") + " "),
     lambda text: as_turns([{"type": "text", "text": text}]),
     lambda text: [{"role": "system", "content": "Be brief."}, *as_turns(text)],
-    lambda text: [{**turn, "name": None} for turn in as_turns(text)],
 ]
 
 
 @pytest.mark.parametrize("other", OTHERWISE)
 def test_a_problem_that_is_written_otherwise_is_held_out_with_it_and_equal_rows_count_once(make, other):
     rows = [row | {"prompt": write(row["question"])} for row in SUMS for write in (as_turns, other)]
-    reward = "def it(completion, row): return 1.0"
-    found = make(f'@task(data="rows.jsonl", prompt="prompt")\n{reward}', [*rows, *rows[:3]]).dataset
+    found = make(QUIZ.replace('"question"', '"prompt"'), [*rows, *rows[:3]]).dataset
     assert len(found.train) + len(found.held_out) == 80
     assert not {one["question"] for one in found.train} & {one["question"] for one in found.held_out}
 
@@ -128,50 +115,6 @@ def test_nan_in_a_row_is_a_missing_value(make, said):
     rows = [*SUMS, {"question": "?", "answer": float("nan")}, {"question": float("nan"), "answer": "7"}]
     assert [one["answer"] for one in examples(make(QUIZ, rows)) if one.prompt == "?"] == [None]
     assert "1 of 42 rows left out: row 42: lacks question" in said[0]
-
-
-WRONG = {
-    "@task\n": r"TypeError: task\(\) takes 0 positional arguments .*mine_task.py, line 3",
-    "@task(data=[])\n": "@task needs a prompt",
-    "@task(data=[], prompt='q', stopstrings=())\n": "did you mean stop_strings",
-    "@task(data=[], prompt='q')\n": "the task's rows .* no rows",
-    "@task(data=[1], prompt='q')\n": "a row must be a dict, got 1",
-    "@task(data='mine.jsonl', prompt='q')\n": "/.*mine.jsonl does not exist: give a JSONL",
-    "@task(data='rows.jsonl', prompt=lambda row: [{'role': 'user', 'content': None}])\n":
-        r"prompt of example .* must be a string or a list .* 'content': None",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_decoration_is_refused_in_one_line(make, text):
-    with pytest.raises(UserError, match=WRONG[text]) as refused:
-        examples(make(f"{text}def it(c, r): return 1", SUMS))
-    assert "\n" not in str(refused.value)
-
-
-def test_a_reward_that_no_worker_can_import_runs_in_the_program(make):
-    inside = "def f():\n @task(data='rows.jsonl', prompt='question')\n def it(c, r): return 1\n return it\nit = f()"
-    assert make(inside, SUMS).cheap and not make(QUIZ, SUMS).cheap
-
-
-def test_what_a_prompt_changes_in_its_row_the_reward_does_not_see(make):
-    shown = 'lambda row: row.pop("question")'
-    reward = 'def it(completion, row): return "question" in row'
-    task = make(f'@task(data="rows.jsonl", prompt={shown})\n{reward}', SUMS)
-    assert call(task.reward_job("", examples(task)[0])) == Reward(1.0)
-
-
-def test_a_reward_may_be_a_coroutine_with_a_client_that_is_kept(make):
-    task = make("import asyncio\nseen = set()\n" + QUIZ.replace("def it", "async def it").replace(
-        "    return", "    seen.add(asyncio.get_running_loop())\n    return"), SUMS)  # fmt: skip
-    first = examples(task)[0]
-    assert [call(task.reward_job(text, first)).value for text in ("", first["answer"])] == [0, 1]
-    assert len(sys.modules["mine_task"].seen) == 1
-
-
-def paid_together(task, *completions):
-    """What the task pays for completions of one prompt."""
-    return run_grouped([("prompt", task.reward_job(text, examples(task)[0])) for text in completions], Here())
 
 
 TRL_ROWS = [{"prompt": f"{n}?", "answer": str(n)} for n in range(40)]
@@ -183,7 +126,6 @@ PAID_THERE = [
     ("def it(completions, answer, **columns): return [2.0 * (a == c) for a, c in zip(answer, completions)]",
      TRL_ROWS, Reward(2.0, maximum=2.0)),
     ("async def it(completions, **columns): return [0.5]", TRL_ROWS, Reward(0.5)),
-    ("import functools\nit = functools.partial(lambda w, completions, **c: [w], 0.5)", TRL_ROWS, Reward(0.5)),
     ("def a(completions, **c): return [1.0]\ndef b(completions, **c): return [-1.0]\n"
      "def none(completions, **c): return [None]\nit = [(a, 0.5), b, none]",
      TRL_ROWS, Reward(-0.5, {"a": 1.0, "b": -1.0}, maximum=1.5)),
@@ -191,7 +133,6 @@ PAID_THERE = [
      TRL_ROWS, Reward(0.75, {"f_1": 0.25, "f_2": 0.5}, maximum=2.0)),
     ("import math\ndef it(completion_ids, **columns): return [len(completion_ids[0]) / 4]\n"
      "it = [it, lambda completions, **c: [math.nan]]", TRL_ROWS, Reward(0.5, {"it": 0.5})),
-    ("import numpy as np\ndef it(prompts, completions, **columns): return np.array([0.5])", TRL_ROWS, Reward(0.5)),
     ("def it(completions, completion_ids, trainer_state, log_metric, **columns):\n"
      "    log_metric('tokens', len(completion_ids[0]))\n    return [trainer_state.global_step / 10]",
      TRL_ROWS, Reward(0.3, {"tokens": 2.0})),
@@ -221,47 +162,32 @@ def test_a_reward_of_trl_or_verl_is_paid_as_there(make, tmp_path, monkeypatch):
 def test_none_of_all_rewards_makes_a_completion_unscorable_and_no_mistake(make, tmp_path):
     text = "def it(completions, **columns): return [None, float('nan'), 0.5]"
     task = make(text, TRL_ROWS, data_path=str(tmp_path / "rows.jsonl"))
-    none, nan, half = paid_together(task, "7", "8", "9")
+    jobs = [("prompt", task.reward_job(said, task.dataset.train[0])) for said in "789"]
+    *lost, half = run_grouped(jobs, Here())
     assert half == Reward(0.5)
-    for failure in (none, nan):
+    for failure in lost:
         assert isinstance(failure, Failure) and failure.reason.endswith("it does not apply to the row")
 
 
-@pytest.mark.parametrize("paid", [1.0, [1.0, 1.0], "1"])
-def test_a_function_that_returns_no_list_of_one_for_each_is_a_mistake(paid):
-    with pytest.raises(Mistake, match="must return a list of 1, one of each"):
-        trl_rewards(lambda **given: paid, ["text"], [Example("", "?", {})], [{}])
+OF_TASK = "def it(completion, row): return 1"
+WRONG = {
+    f"@task\n{OF_TASK}": r"TypeError: task\(\) takes 0 positional arguments .*mine_task.py, line 3",
+    f"@task(data=[], prompt='q', stopstrings=())\n{OF_TASK}": "did you mean stop_strings",
+    f"@task(data=[], prompt='q')\n{OF_TASK}": "the task's rows .* no rows",
+    f"@task(data='mine.jsonl', prompt='q')\n{OF_TASK}": "/.*mine.jsonl does not exist: give a JSONL",
+    f"{SCORE}1": "lacks reward_model",
+    "def a(completions): return [1]\nit = [a, (a, '0.2')]": r"is no task, because its member 2 is \(<.*, '0.2'\)",
+    "def it(text): return 1": "it is no task, and .*mine_task.py has none",
+    "raise RuntimeError('two\\nlines')": r"RuntimeError: two lines \(mine_task.py, line 3\)",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "rows", "message"),
-    [
-        (SCORE + "1", [{"prompt": "?", "data_source": "a"}], "lacks reward_model"),
-        *((f"def a(completions): return [1]\nit = {pair}", [], "it is no task, and .* name a reward of TRL's form")
-          for pair in ("[]",)),
-        *((f"def a(completions): return [1]\nit = {pair}", [], f"is no task, because its member 2 is {wrong}, and")
-          for pair, wrong in (("[a, (a, '0.2')]", r"\(<.*, '0.2'\)"), ("[a, (a, 1, 2)]", r"\(<.*\)"), ("[a, 3]", "3"))),
-        ("def it(text): return 1", [], "it is no task, and .*mine_task.py has none"),
-    ],
-)  # fmt: skip
-def test_a_reward_or_row_of_another_form_is_refused(make, tmp_path, text, rows, message):
-    with pytest.raises(UserError, match=message):
-        examples(make(text, rows, data_path=str(tmp_path / "rows.jsonl")))
-
-
-def test_an_object_is_the_task_of_its_name_in_its_program(make):
-    make(QUIZ, SUMS)
-    decorated = sized(task=sys.modules["mine_task"].it)
-    assert load_task(decorated.task).reward("7", Example("1", "?", {"answer": "7"})) is True
-    later = sized(task=Task(split([Example(str(n), "?", {}) for n in range(9)], 0.3), lambda *_: 0.75, name="it"))
-    assert load_task(later.task).reward("", Example("1", "?", {})) == 0.75  # the later of one name
-    assert "in the program of this task" in Run(Path("a"), Path("b"), later, {}).resume_command
-
-
-def test_a_task_is_named_by_what_its_file_calls_it(make):
-    make('def quiz(completion, row): return 1.0\nit = task(data="rows.jsonl", prompt="question")(quiz)', SUMS)
-    module = sys.modules["mine_task"]
-    assert os.fspath(module.it) == f"{module.__file__}:it"
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_task_or_row_is_refused_in_one_line(make, tmp_path, text):
+    data = "" if "@task" in text else f"{tmp_path}/rows.jsonl"
+    with pytest.raises(UserError, match=WRONG[text]) as refused:
+        examples(make(text, [{"prompt": "?", "data_source": "a"}], data_path=data))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file, monkeypatch):
@@ -272,42 +198,27 @@ def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file, monk
     assert sum(load_task(config.task, options).dataset.sizes()) == 20
     for name, expected in ((f"{file}:elevens", "elevens"), (f"{file}:TASK", "elevens_task"), ("hanoi", "hanoi")):
         assert parsed(["--task", name])[0].what == f"{expected}-grpo" and task_key(name) == expected
+    with pytest.raises(UserError, match=f"names no task of the file: give {file}:elevens or :TASK"):
+        load_task(str(file))
 
 
 def test_a_stored_config_finds_the_file_and_its_options_of_every_type_again(file, tmp_path, monkeypatch):
-    own = str.split("--elevens.most 20 --elevens.words a b --elevens.levels hard easy --elevens.limit 7")
+    own = str.split("--elevens.most 20 --elevens.words a b --elevens.levels hard easy")
     given = parsed(["--task", f"{file}:elevens", *own, "--steps", "3"])
-    chosen = given[1]["elevens"]
-    assert (chosen.words, chosen.levels, chosen.limit) == (["a", "b"], ("hard", "easy"), 7)
+    assert (given[1]["elevens"].words, given[1]["elevens"].levels) == (["a", "b"], ("hard", "easy"))
     values = json.loads(json.dumps(to_dict(*given)))
     monkeypatch.chdir("/")
     assert from_dict(values, TrainerConfig) == given
     (tmp_path / "config.json").write_text(json.dumps({"minrl_run": "name", "config": values}))
-    stored = ["--config", str(tmp_path / "config.json")]
-    assert parsed([*stored, "--elevens.most", "30"])[1]["elevens"].most == 30
-    with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
-        parsed([*stored, "--elevens.mst", "20"])
-    config, options = parsed([*stored, "--task", "countdown"])  # without the options of the other
-    assert (config.task, options.keys()) == ("countdown", {"countdown"})
-    with pytest.raises(UserError, match=r"must be .*easy, hard, got"):
-        from_dict({"task": f"{file}:elevens", "tasks": {"elevens": {"levels": ["a"]}}}, TrainerConfig)
+    assert parsed(["--config", f"{tmp_path}/config.json", "--elevens.most", "30"])[1]["elevens"].most == 30
 
 
-REFUSED = {
-    ("elevens_task.py:nothing", ""): r"nothing is no task, and .*elevens_task\.py has elevens, TASK",
-    ("two-words.py:TASK", SOURCE): "must be named as a Python module is, got two-words.py: rename it",
-    ("json.py:TASK", SOURCE): r"has the name of another module, .*json.*: rename the file",
-    ("raising.py:TASK", "raise RuntimeError('two\\nlines')"): r"RuntimeError: two lines \(raising.py, line 1\)",
-}
-
-
-@pytest.mark.parametrize(("name", "source"), REFUSED)
-def test_a_file_that_cannot_be_a_task_is_refused_in_one_line(file, name, source):
-    if source:
-        (file.parent / name.partition(":")[0]).write_text(source)
-    with pytest.raises(UserError, match=REFUSED[name, source]) as refused:
-        parsed(["--task", f"{file.parent / name}"])
-    assert "\n" not in str(refused.value)
+def test_a_file_that_cannot_be_a_task_is_refused_in_one_line(file):
+    with pytest.raises(UserError, match=r"nothing is no task, and .*elevens_task\.py has elevens, TASK"):
+        parsed(["--task", f"{file}:nothing"])
+    file.with_name("json.py").write_text(SOURCE)
+    with pytest.raises(UserError, match=r"has the name of another module, .*json.*: rename the file"):
+        parsed(["--task", f"{file.parent}/json.py:TASK"])
 
 
 def test_an_installed_package_offers_tasks_by_entry_points(tmp_path, monkeypatch):
@@ -320,8 +231,6 @@ def test_an_installed_package_offers_tasks_by_entry_points(tmp_path, monkeypatch
     config, options = parsed(["--task", "more-elevens", "--more-elevens.most", "40"])
     assert config.what == "more-elevens-grpo"
     assert sum(load_task("more-elevens", options).dataset.sizes()) == 40
-    values = json.loads(json.dumps(to_dict(config, options)))
-    assert from_dict(values, TrainerConfig) == (config, options)
     with pytest.raises(UserError, match=r"no task 'more-elven': did you mean more-elevens\? choose one of"):
         load_task("more-elven")
 
@@ -335,5 +244,73 @@ def test_the_files_of_a_task_are_its_own_and_those_that_it_imports_from_beside_i
     beside.write_text("HOW_MANY = 12\n")
     assert {key for key, digest in programs(name).items() if before[key] != digest} == {"elevens_of"}
     assert files_outside("hanoi") == [] and {"minrl.tasks.hanoi", "minrl.tasks.task"} <= {*programs("hanoi")}
-    (file.parent / "program_of_trl.py").write_text("def reward(completions, **columns):\n    return [1.0]\n")
-    assert [path.name for path in files_outside(f"{file.parent}/program_of_trl.py:reward")] == ["program_of_trl.py"]
+
+
+NUMBERS = [{"prompt": f"numbers {n}", "answer": str(n)} for n in range(20)]
+NUMBERED = [Example(row["prompt"], row["prompt"], {"answer": row["answer"]}) for row in NUMBERS]
+
+
+def is_answer(completion, example):
+    return completion == example["answer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MyOptions(TaskOptions):
+    most: int = 20
+    pays: float = 1.0
+
+
+def first_rows(options):
+    return NUMBERS[: options.most]
+
+
+KINDS = {
+    "one line": TaskDefinition(dataset=NUMBERS, reward=is_answer),
+    "by name": TaskDefinition(dataset="tests.test_custom_tasks:first_rows", reward=":is_answer", options=":MyOptions"),
+    "of options": TaskDefinition(first_rows, lambda said, row, options: options.pays * is_answer(said, row), MyOptions),
+    "a task": Task(split(NUMBERED, 0.3), is_answer, stop_strings=(";",)),
+    "a dict": {"dataset": NUMBERS, "reward": is_answer, "more": lambda options: {"stop_strings": (";",)}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_ones_own_is_a_task(kind):
+    TASK_DEFINITIONS["mine"] = KINDS[kind]
+    task = load_task("mine")
+    assert task.name == "mine" and sum(task.dataset.sizes()) == 20 and task.dataset.held_out
+    example = next(one for one in task.dataset.train if one["answer"] != "7")
+    assert [task.reward(said, example) for said in (example["answer"], "7")] == [1.0, 0.0]
+    assert task.cheap == (kind == "of options")  # no worker process can import it
+    assert task.stop_strings == ((";",) if kind in ("a task", "a dict") else ())
+
+
+def test_the_options_of_a_row_are_flags_and_reach_its_dataset_and_reward():
+    TASK_DEFINITIONS["mine"] = KINDS["of options"]
+    config, options = parsed(["--task", "mine", "--mine.most", "9", "--mine.pays", "0.5", "--mine.max-tokens", "3"])
+    task = load_task(config.task, options)
+    assert (sum(task.dataset.sizes()), task.max_tokens) == (9, 3)
+    assert task.reward("4", NUMBERED[4]) == 0.5
+
+
+def test_a_row_that_is_no_task_is_one_line():
+    for row, message in (
+        ({"dataset": NUMBERS, "rewards": is_answer}, "has no 'rewards': did you mean reward"),
+        ({"dataset": NUMBERS}, "a task needs a reward or an episode"),
+    ):
+        TASK_DEFINITIONS["mine"] = row
+        with pytest.raises(UserError, match=message):
+            load_task("mine")
+
+
+def test_one_prompt_is_trained_on_where_another_task_is_evaluated(place, monkeypatch):
+    alike = TaskDefinition(dataset=[{"prompt": "numbers 1", "number": 1}] * 9, reward=count_sevens)
+    monkeypatch.setitem(TASK_DEFINITIONS, "alike", alike)
+    assert load_task("alike").dataset.sizes() == (1, 0)
+    assert main(["train", *SMALL_RUN, "--task", "alike", "--eval-tasks", "sevens"]) == 0
+    lines = Run(place).metrics
+    assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2, 3]
+    scores = {tag for line in lines for tag in line if tag.startswith("eval/") and tag.endswith("pass@1")}
+    assert scores == {"eval/sevens/pass@1"}
+    flags = [*SMALL_RUN, "--run-name", "other", "--task", "alike"]
+    with pytest.raises(UserError, match="no example of alike is held out"):
+        main(["train", *flags])

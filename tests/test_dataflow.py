@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from minrl.dataflow import SOLO, LostEpisode, Mistake, Reward, Rollout, TrainState, finite
+from minrl.dataflow import SOLO, Job, LostEpisode, Mistake, Request, Reward, Rollout, TrainState, Turn, finite
 
 
 def test_a_reward_is_solved_at_its_maximum():
@@ -16,15 +16,15 @@ def test_a_reward_is_solved_at_its_maximum():
     vars(reward).update(value=0.0, parts={1: 0.5, "form": 1}, maximum=1.0, full="no")
     with pytest.raises(Mistake, match="full must be True, False or None, got 'no'"):
         reward.__post_init__()
-    vars(reward).update(full=None)
+    vars(reward).update(full=1)
     reward.__post_init__()
-    assert reward.parts == {"1": 0.5, "form": 1.0}
+    assert reward.full is True and reward.parts == {"1": 0.5, "form": 1.0}
 
 
 def test_a_rollout_counts_what_was_sampled_and_whether_it_was_cut_off():
     rollout = Rollout([11, 12, 21, 22, 2], [False] * 2 + [True] * 3, [0.0] * 5, [(2, 5)], 2, "", 0, 0, SOLO, 0, 0)
     assert (rollout.num_sampled, rollout.truncated) == (3, False)
-    assert (rollout.reward, rollout.text, rollout.slot, rollout.episode) == (None, "", 0, [])
+    assert (rollout.reward, rollout.text, rollout.slot, rollout.episode, rollout.max_tokens) == (None, "", 0, [], 0)
     rollout.finish_reason = "length"
     assert rollout.truncated
     assert (rollout.player, replace(rollout, task="chess").player) == (SOLO, f"chess/{SOLO}")
@@ -36,6 +36,11 @@ def test_a_reward_is_finite_in_float32():
     for number in (2.0**128, -(2.0**128), float("nan"), "1", None):
         with pytest.raises(Mistake, match="it must be a finite number"):
             finite("it", number)
+
+
+def test_a_turn_is_the_policys_own_and_a_job_a_workers_unless_it_says_otherwise():
+    turn, job = Turn("a", ""), Job(max)
+    assert not any((turn.frozen, turn.optional, job.cheap, job.waits, job.group, Request([], 0, 1).frozen))
 
 
 def test_a_state_begins_at_zero_and_holds_that_of_each_of_several_tasks():

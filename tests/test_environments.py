@@ -1,13 +1,12 @@
 """Environments of TRL's form: their rows, what an episode does with one, rewards, and whole runs."""
 
-import asyncio
 import json
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -16,16 +15,16 @@ import pytest
 
 from minrl import task
 from minrl.__main__ import main
-from minrl.dataflow import SOLO, Mistake, Turn, UserError
+from minrl.dataflow import SOLO, Turn, UserError
 from minrl.models.loading import small_qwen3
 from minrl.rewards.episode import Play, run_jobs
-from minrl.rewards.workers import Workers
 from minrl.tasks import load_task, register
-from minrl.tasks.environments import with_observation
 from minrl.tasks.programs import programs
 from minrl.tasks.tools import ToolsOptions
 from tests.chat_templates import QWEN_TOOLS, tokenizer
+from tests.crew import free_port
 from tests.parsed import parsed
+from tests.runs import Run
 from tests.test_documents import FENCE, PAGES
 
 
@@ -51,6 +50,8 @@ class Game:
         self.said.append(number)
         if number < 0:
             raise ValueError("below 0")
+        if number == 55:
+            sys.exit(3)
         if number > 99:
             try:
                 time.sleep(number)
@@ -77,13 +78,6 @@ def loaded():
     return lambda made, options=None, **more: load_task(register("mine", task(**more)(made)), {"tools": options})
 
 
-@pytest.fixture
-def workers():
-    pool = Workers(1, 30.0)
-    yield pool
-    pool.close()
-
-
 def played(task, workers, *says, seeds=None, examples=None):
     """The plays of one group, in each of which the policy says these texts, and the turns of each."""
     examples = examples or [task.dataset.train[0]] * len(says)
@@ -103,14 +97,15 @@ def played(task, workers, *says, seeds=None, examples=None):
 
 def test_methods_are_tools_and_the_class_rewards_its_episode(loaded, workers):
     task = loaded(Game)
-    (play,), ((first, answer, last),) = played(task, workers, [f"So {call(7)}", call(-1), "7"])
+    (play,), ((first, answer, left, last),) = played(task, workers, [f"So {call(7)}", call(55), call(-1), "7"])
     assert [one["function"]["name"] for one in first[0]["tools"]] == ["say"]
     assert first[0]["role"] == "user" and first[0]["content"].startswith("From 1: 0.")
-    assert answer[0]["role"] == "tool" and last[0]["content"] == "[error] ValueError: below 0"
+    assert answer[0]["role"] == "tool" and "sys.exit(3)" in str(left)  # ends no trainer
+    assert last[0]["content"] == "[error] ValueError: below 0"
     for text in (first[0]["content"], answer[0]["content"]):
         assert text.endswith(" < |im_end| >")
     reward = play.rewards[SOLO]
-    assert reward.solved and (reward.value, reward.parts) == (1.0, {"tool_calls": 2, "tool_failed": 1})
+    assert reward.solved and (reward.value, reward.parts) == (1.0, {"tool_calls": 3, "tool_failed": 2})
 
 
 def test_episodes_of_a_prompt_begin_alike_and_each_is_played_again_by_its_seed(loaded, workers):
@@ -122,15 +117,6 @@ def test_episodes_of_a_prompt_begin_alike_and_each_is_played_again_by_its_seed(l
     _, (one, same, other) = played(task, workers, *says, seeds=[0, 0, 1])
     assert one == same and one[0] == other[0] and one[1] != other[1] and one[1] != one[2]
     assert before == (random.getstate(), np.random.get_state()[1].tolist())
-    _, ((first, *_),) = played(task, workers, ["1"], examples=[task.dataset.train[1]])
-    assert first != one[0]
-
-
-def test_an_environment_is_used_again_once_its_episode_has_ended(loaded, workers):
-    task, Game.made = loaded(Game), 0
-    for _ in range(2):
-        plays, _ = played(task, workers, [call(7), "7"], ["8"])
-        assert [play.rewards[SOLO].value for play in plays] == [1.0, 0.0] and Game.made == 2
 
 
 def test_what_reset_or_get_reward_raises_is_one_line_and_leaves_the_rest_of_the_group(loaded, workers):
@@ -145,65 +131,13 @@ def test_what_reset_or_get_reward_raises_is_one_line_and_leaves_the_rest_of_the_
     assert "Broken.reset raised ConnectionError: no server (test_environments.py, line" in play.failure and play.lost
 
 
-def test_no_method_ends_the_trainer(loaded, workers):
-    class Leaving(Game):
-        async def leave(self) -> str:
-            """Leave the game."""
-            sys.exit(3)
-
-        def go(self) -> str:
-            """Go."""
-            sys.exit("away")
-
-    left, gone = ({"name": name, "arguments": {}} for name in ("leave", "go"))
-    written = [f"<tool_call>{json.dumps(one)}</tool_call>" for one in (left, gone)]
-    _, (asked,) = played(loaded(Leaving), workers, [*written, "7"])
-    assert "sys.exit(3)" in str(asked[1]) and "sys.exit('away')" in str(asked[2])
-
-
 def test_a_method_that_takes_too_long_ends_the_episode_and_is_used_no_more(loaded, workers):
-    class Slow(Game):
-        async def wait(self, number: int) -> str:
-            """Wait.
-
-            Args:
-                number: seconds
-            """
-            await asyncio.sleep(number)
-
-    task, Slow.made = loaded(Slow, ToolsOptions(seconds=0.2)), 0
-    plays, _ = played(task, workers, [call(100), "1"], [call(100, "wait"), "1"], [call(7), "7"])
-    line = "Slow.{} did not return within 0.2 s (--tools.seconds)"
-    assert [play.failure for play in plays] == [line.format("say"), line.format("wait"), None] and Slow.made == 3
+    task, Game.made = loaded(Game, ToolsOptions(seconds=0.2)), 0
+    plays, _ = played(task, workers, [call(100), "1"], [call(7), "7"])
+    line = "Game.say did not return within 0.2 s (--tools.seconds)"
+    assert [play.failure for play in plays] == [line, None] and Game.made == 2
     played(task, workers, ["1"], ["1"])
-    assert Slow.made == 4
-
-
-def test_coroutines_of_a_round_run_at_the_same_time(loaded, workers):
-    class Meeting(Game):
-        here = 0
-
-        async def meet(self, number: int) -> int:
-            """Wait until there are several.
-
-            Args:
-                number: how many
-            """
-            Meeting.here += 1
-            while Meeting.here < number:
-                await asyncio.sleep(0.01)
-            return asyncio.get_running_loop() is Meeting.loop
-
-        async def reset(self, **_):
-            Meeting.loop = asyncio.get_running_loop()
-            return "Meet."
-
-        async def get_reward(self):
-            return 0.5
-
-    plays, turns = played(loaded(Meeting), workers, *[[call(2, "meet"), "met"]] * 2)
-    assert [one[1][0]["content"] for one in turns] == ["true"] * 2
-    assert [play.rewards[SOLO].value for play in plays] == [0.5] * 2
+    assert Game.made == 3
 
 
 ASK = [{"role": "user", "content": "Play. "}]
@@ -222,29 +156,6 @@ def test_rows_are_given_to_reset_and_equal_ones_are_problems_of_their_own(loaded
     assert first[0]["content"].startswith("Play. From 5: 0.") and first != second
 
 
-@pytest.mark.parametrize(
-    ("prompt", "observation", "shown"),
-    [
-        ("A text. ", "Go.", "A text. Go."),
-        (ASK, None, ASK),
-        ([*ASK, {"role": "assistant", "content": "No."}], "Go.", [*ASK, {"role": "assistant", "content": "No.Go."}]),
-        (
-            [{"role": "user", "content": [{"type": "text", "text": "Play."}]}],
-            "Go.",
-            [{"role": "user", "content": [{"type": "text", "text": "Play."}, {"type": "text", "text": "Go."}]}],
-        ),
-        ("A text.", 5, "Game.reset must return a text or None, got 5"),
-        ([{"role": "user", "content": ""}], None, "Game.reset returned None and the row has no prompt: return what"),
-    ],
-)
-def test_what_reset_returns_ends_the_prompt(prompt, observation, shown):
-    if isinstance(shown, str) and shown.startswith("Game"):
-        with pytest.raises(Mistake, match=shown):
-            with_observation("Game", prompt, observation)
-    else:
-        assert with_observation("Game", prompt, observation) == shown
-
-
 def brief(environments, completions, low, **_):
     ((said,),) = completions
     return [None if said["content"] == "none" else 1 / len(one.said) for one in environments]
@@ -261,58 +172,26 @@ def test_rewards_of_trls_form_are_given_the_environment_beside_its_own(loaded, w
     assert [play.rewards[SOLO].solved for play in plays] == [True, False, False]
 
 
-WRONG = """
-from minrl import task
-class Good:
-    def reset(self): ...
-    def go(self):
-        "Go."
-class Rewarded(Good):
-    def get_reward(self): return 1.0
-class Unbegun:
-    def go(self): ...
-class Idle:
-    def reset(self): ...
-    def get_reward(self): ...
-class Silent:
-    def reset(self): ...
-    def go(self): ...
-    def get_reward(self): ...
-def paid(environments, **_): return [1.0 for _ in environments]
-def plain(text, row): return 1.0
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "reason"),
-    [
-        ("Good", "", "nothing rewards the episodes of Good: give it a method `get_reward`, or put @task"),
-        ("Unbegun", "", "Unbegun is no environment: it has no method `reset`"),
-        ("Idle", "", "Idle is no environment: it has no public method, which would be a tool"),
-        ("Silent", "", "the tool go needs a type hint for each parameter, and a docstring"),
-        ("paid", "", r"paid rewards the episodes of an environment: put @task\(rewards=paid\) above its class"),
-        ("made", "made = task(rewards=plain)(Good)", "rewards of Good must be functions of TRL's form"),
-        (
-            "made",
-            "made = task(rewards=paid, tools='python')(Good)",
-            "the tools of Good are its methods: leave out tools='p",
-        ),
-        ("made", "made = task(rewards=paid, data=[{}], prompt='a')(plain)", "plain is the reward itself"),
-        ("made", "made = task(prompt='a')(plain)", "@task needs data: a file"),
-        ("Rewarded --tools wrong_game.py:plain", "", "the tools of .*:Rewarded are its own: leave out --tools"),
-        ("Good", "import openenv.nothing", r"ModuleNotFoundError.*: make setup EXTRA=openenv, or pip install 'minrl\["),
-    ],
-)
-def test_wrong_uses_are_refused_in_one_line(tmp_path, monkeypatch, name, more, reason):
+@pytest.fixture
+def place(tmp_path, monkeypatch, own_imports):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "wrong_game", raising=False)
+    sys.path.append(str(tmp_path))
+    return tmp_path
+
+
+def test_wrong_uses_are_refused_in_one_line(place, monkeypatch):
+    good = "from minrl import task\nclass Good:\n    def reset(self): ...\n    def go(self):\n        'Go.'\n"
     monkeypatch.setitem(sys.modules, "openenv", None)
-    Path("wrong_game.py").write_text(f"{WRONG}\n{more}\n")
-    with pytest.raises(UserError, match=reason) as refused:
-        config, options = parsed(["--task", *f"wrong_game.py:{name}".split()])
-        load_task(config.task, options)
-    assert "\n" not in str(refused.value)
+    for name, source, reason in (
+        ("good", good, "nothing rewards the episodes of Good: give it a method `get_reward`, or put @task"),
+        ("begun", good.replace("reset", "begin"), "Good is no environment: it has no method `reset`"),
+        ("lacks", "import openenv.no", r"ModuleNotFoundError.*: make setup EXTRA=openenv, or pip install 'minrl\["),
+    ):
+        Path(f"{name}_game.py").write_text(source)
+        with pytest.raises(UserError, match=reason) as refused:
+            config, options = parsed(["--task", f"{name}_game.py:Good"])
+            load_task(config.task, options)
+        assert "\n" not in str(refused.value)
 
 
 # Whole runs, by a model that calls
@@ -340,33 +219,18 @@ FLAGS = str.split("""--model-id model --prompts-per-step 2 --group-size 4 --max-
 EVALUATED = str.split("--examples 6 --samples 2 --threads 1 --device cpu --quiet --no-charts --output out")
 
 
-def lines_of(run):
-    return [json.loads(line) for line in Path(f"runs/{run}/metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch, own_imports):
-    monkeypatch.chdir(tmp_path)
-    sys.path.append(str(tmp_path))
-    return tmp_path
-
-
 @pytest.mark.slow
 def test_the_examples_of_the_page_are_trained_resumed_and_evaluated(place):
     (game, _) = (block for language, block in FENCE.findall(PAGES["docs/tools.md"]) if language == "py")
     Path("numbers_game.py").write_text(game)
     write_model("model", *(call(number, "guess") for number in (1, 3, 5)))
-    whole = ["train", "--task", "numbers_game.py:Game", *FLAGS, "--no-preflight"]
-    assert main([*whole, "--steps", "2", "--run-name", "whole"]) == 0
-    assert main([*whole, "--steps", "1", "--run-name", "parts"]) == 0
-    assert main(["train", "--resume", "parts", "--steps", "2", "--quiet"]) == 0
-    first, second = (json.loads(Path(f"runs/{run}/summary.json").read_text()) for run in ("whole", "parts"))
-    assert first["weights_sha256"] == second["weights_sha256"] and first["eval_after"] == second["eval_after"]
-    assert all(line["reward/part/tool_calls"] > 0 for line in lines_of("whole") if "reward/mean" in line)
-    task = load_task(f"{place}/numbers_game.py:LongGame")
-    assert sorted(task.dataset.sizes()) == [19, 81] and "numbers_game" in programs(f"{place}/numbers_game.py:Game")
-    assert main(["train", "--task", "numbers_game.py:LongGame", *FLAGS, "--steps", "1", "--run-name", "long"]) == 0
-    assert {"reward/part/get_reward", "reward/part/found_soon"} <= lines_of("long")[-1].keys()
+    whole = Run(place, ["--task", "numbers_game.py:Game", *FLAGS, "--no-preflight"], name="whole")
+    parts = replace(whole, name="parts")
+    assert (whole.here("--steps", 2), parts.here("--steps", 1)) == (0, 0)
+    assert parts.here("--resume", "parts", "--steps", 2) == 0
+    assert parts.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert all(line["reward/part/tool_calls"] > 0 for line in whole.metrics if "reward/mean" in line)
+    assert "numbers_game" in programs(f"{place}/numbers_game.py:Game")
     assert main(["evaluate", "--checkpoint", "runs/whole", *EVALUATED]) == 0
 
 
@@ -384,8 +248,7 @@ def echo_server(place):
             text = text.replace(word, name)
         path.unlink()
         path.with_name(path.name.replace("__ENV_NAME__", "echo_env")).write_text(text)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "uvicorn", "echo_env.server.app:app", "--port", str(port)]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert any("Uvicorn running" in line for line in server.stderr)
@@ -401,8 +264,25 @@ def test_an_environment_of_openenv_is_trained_and_evaluated(echo_server):
     Path("echoes.py").write_text(echo.replace("localhost:8000", f"127.0.0.1:{echo_server}"))
     said = ['<tool_call>{"name":"echo","arguments":{"message":"%s"}}</tool_call>' % ("a" * n) for n in (1, 4, 10)]
     write_model("model", *said)
-    assert main(["train", "--task", "echoes.py:Echo", *FLAGS, "--steps", "2", "--run-name", "echo"]) == 0
-    lines = [line for line in lines_of("echo") if "reward/mean" in line]
+    run = Run(Path(), ["--task", "echoes.py:Echo", *FLAGS, "--steps", "2"], name="echo")
+    assert run.here() == 0
+    lines = [line for line in run.metrics if "reward/mean" in line]
     assert len(lines) == 2 and all(line["reward/part/tool_calls"] > 0 for line in lines)
     assert all(line["reward/part/tool_failed"] == 0 < line["reward/mean"] < 1 for line in lines)
     assert main(["evaluate", "--checkpoint", "runs/echo", *EVALUATED]) == 0
+
+
+def test_no_method_ends_the_trainer(loaded, workers):
+    class Leaving(Game):
+        async def leave(self) -> str:
+            """Leave the game."""
+            sys.exit(3)
+
+        def go(self) -> str:
+            """Go."""
+            sys.exit("away")
+
+    left, gone = ({"name": name, "arguments": {}} for name in ("leave", "go"))
+    written = [f"<tool_call>{json.dumps(one)}</tool_call>" for one in (left, gone)]
+    _, (asked,) = played(loaded(Leaving), workers, [*written, "7"])
+    assert "sys.exit(3)" in str(asked[1]) and "sys.exit('away')" in str(asked[2])

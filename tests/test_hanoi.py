@@ -4,7 +4,7 @@ import pytest
 
 from minrl.dataflow import Example, UserError
 from minrl.tasks import load_task
-from minrl.tasks.hanoi import HanoiOptions, reward
+from minrl.tasks.hanoi import HanoiOptions
 
 TOWER = Example("", "", {"pegs": "012", "board": ["0"] * 3, "goal": "2"})
 SOLUTION = [[1, 0, 2], [2, 0, 1], [1, 2, 1], [3, 0, 2], [1, 1, 0], [2, 1, 2], [1, 0, 2]]
@@ -20,16 +20,13 @@ def answered(moves):
 
 
 def test_whole_towers_are_posed_by_height_and_the_highest_are_held_out():
-    task = towers(min_disks=3, max_disks=14)
+    task = towers(min_disks=3, max_disks=9)
     heights = [[len(example["board"]) for example in side] for side in (task.dataset.train, task.dataset.held_out)]
-    assert heights == [[*range(3, 12)], [12, 13, 14]]
+    assert heights == [[3, 4, 5, 6, 7], [8, 9]]
     assert task.dataset.train[0].prompt[-1]["content"] == "Initial state: [[3, 2, 1], [], []]"
     _, *states = [message["content"] for message in task.dataset.train[0].prompt]
     shown = Example("", "", {"pegs": "012", "board": ["0"] * 2, "goal": "2"})
     assert states[0] == "Initial state: [[2, 1], [], []]" and task.reward(states[1], shown).solved
-    # The answer to one tower begins that to the one with two more disks: hold out lower ones, and they are shown.
-    answers = [task.solution(example)[:-10] for example in task.dataset.train[:6]]
-    assert [answers[n + 2].startswith(answers[n]) for n in range(4)] == [True] * 4
     for example in (*task.dataset.train, *task.dataset.held_out):
         assert task.reward(task.solution(example), example).solved
 
@@ -40,59 +37,38 @@ def test_whole_towers_are_posed_by_height_and_the_highest_are_held_out():
         (SOLUTION, 1.0, 1.0),
         (IDLE + SOLUTION, 1.0, 1.0),  # a detour
         (SOLUTION[:3], 3 / 7, 0.2 * 3 / 7),
-        (IDLE * 2, 0.0, 0.0),  # legal, and nowhere
         (SOLUTION[:1] + [[1, 2, 0], [1, 0, 2]] * 9, 1 / 19, 0.2 / 7),  # of its own 19 moves
         ([[1, 0, 2], [2, 0, 2]], 1 / 7, 0.0),  # disk 2 on disk 1
-        ([[1, 0, 2], [1, 0, 1]], 1 / 7, 0.0),  # disk 1 is not on peg 0
         ([[1, 0, 2], [2, 0, 3], [0, 0, 1], [4, 0, 1]], 1 / 7, 0.0),  # there is no peg 3, and no disk 0 or 4
-        ([*SOLUTION, [3, 2, 0]], 7 / 8, 0.0),  # an illegal move behind the solution
         ([*SOLUTION, [1, 2, 1]], 7 / 8, 0.2 * 6 / 7),  # undone
-        (IDLE * 11, 0.0, 0.0),
         (SOLUTION[:1] + [[1, 2, 0], [1, 0, 2]] * 11, 0.0, 0.0),  # 23 moves, more than three times seven
-        ([[3, *move[1:]] for move in SOLUTION], 0.0, 0.0),  # the pegs are right, the disks are not
     ],
 )
 def test_an_answer_earns_by_the_credit_that_is_chosen(moves, right_moves, progress):
     for credit, value in (("right_moves", right_moves), ("progress", progress)):
-        paid = reward(answered(moves), TOWER, HanoiOptions(credit=credit))
+        paid = towers(credit=credit).reward(answered(moves), TOWER)
         assert paid.value == pytest.approx(value) and paid.solved == (value == 1.0)
 
 
-def test_the_option_chooses_the_credit():
-    by_default, by_moves = towers().reward, towers(credit="right_moves").reward
-    assert by_default(answered(SOLUTION[:3]), TOWER).value == pytest.approx(0.2 * 3 / 7)
-    assert by_moves(answered(SOLUTION[:3]), TOWER).value == pytest.approx(3 / 7)
+READ = {
+    f"Here are the moves.\n<result>\n{SOLUTION}\n</result> Done.": True,
+    f"<think> {answered(IDLE)} </think> {answered(SOLUTION)}": True,
+    f"<think> {answered(SOLUTION)} </think>": False,
+    answered(SOLUTION) + answered(IDLE): False,
+    str(SOLUTION): False,
+    answered(f"{SOLUTION} or {IDLE}"): False,
+    answered(SOLUTION).replace("3, 0", "True, 0"): False,
+}
 
 
-@pytest.mark.parametrize(
-    ("completion", "solved"),
-    [
-        (f"Here are the moves.\n<result>\n{SOLUTION}\n</result> Done.", True),
-        (answered(SOLUTION).replace("], [", "],\n  ["), True),
-        (f"<think> {answered(IDLE)} </think> {answered(SOLUTION)}", True),
-        (f"<think> {answered(SOLUTION)} </think>", False),
-        (answered(SOLUTION) + answered(IDLE), False),
-        (f"<result>{SOLUTION}", False),
-        (str(SOLUTION), False),
-        (answered(f"moves = {SOLUTION}"), False),
-        (answered(f"{SOLUTION} or {IDLE}"), False),
-        (answered(SOLUTION).replace("3, 0", "True, 0"), False),
-        (answered(SOLUTION).replace("3, 0", "3.0, 0"), False),
-        (answered(SOLUTION).replace("1, 0, 2", "1, 0, 3"), False),
-        (answered("[" * 100_000), False),
-        ("<result>" * 20_000, False),
-        ("<answer> 1 A>C </answer>", False),
-    ],
-    ids=range(15),
-)
-def test_one_list_of_moves_is_read_and_nothing_else(completion, solved):
-    assert reward(completion, TOWER).solved == solved
+def test_one_list_of_moves_is_read_and_nothing_else():
+    assert {completion: towers().reward(completion, TOWER).solved for completion in READ} == READ
+    assert towers().reward("", TOWER).parts == {"legal": 0.0, "progress": 0.0}
 
 
 def test_options_that_contradict_are_refused():
+    assert towers(min_disks=4, max_disks=4).dataset.sizes() == (0, 1)
     with pytest.raises(UserError, match=r"min_disks must be at most hanoi.max_disks, got 5 and 4"):
         HanoiOptions(min_disks=5)
     with pytest.raises(UserError, match=r"shows the answer for 2 disks: give at least 3 as hanoi.min_disks, got 2"):
         HanoiOptions(form="lists", min_disks=2)
-    with pytest.raises(UserError, match=r"hanoi.max_disks must be from 2 to 14, got 15"):
-        HanoiOptions(max_disks=15)

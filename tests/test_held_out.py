@@ -14,7 +14,6 @@ SHORT = "What is 3 + 5?"
 
 WORDINGS = [
     "A conversation between User and Assistant.\nUser: {}\nAssistant: <think>",
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Problem 7. ({}) Answer in a box."}],
     [{"role": "user", "content": "Solve these.\n\n1. 2 + 2\n2. {}"}, {"role": "assistant", "content": "Of which?"}],
 ]
 
@@ -30,12 +29,10 @@ def worded(wording, problem):
 
 
 @pytest.mark.parametrize("wording", WORDINGS)
-@pytest.mark.parametrize(
-    "said", [LONG, LONG.upper(), LONG.replace(" ", "\n  "), LONG.replace("$n^2 - 19n", "$ n ^ 2-19n")]
-)
+@pytest.mark.parametrize("said", [LONG, LONG.upper(), LONG.replace("$n^2 - 19n", "$ n ^ 2-19n")])
 def test_a_problem_is_recognised_in_other_words_case_and_white_space(wording, said):
     assert Problems((), [LONG, SHORT]).shown(worded(wording, said if "19n" in said else LONG)) == {LONG}
-    assert Problems((), [LONG]).shown("Go on", f"I am asked: {said} Well") == {LONG}  # in an answer
+    assert Problems((), [LONG, f"{LONG} Why?"]).shown("Go on", f"I am asked: {said} Well") == {LONG}  # in an answer
 
 
 @pytest.mark.parametrize("text", [OTHER, LONG.replace("99$", "991$"), LONG.removesuffix("square."), SHORT, f"x{LONG}"])
@@ -64,7 +61,7 @@ def test_a_task_keeps_back_the_problems_that_it_does_not_train_on_too():
 def test_tasks_that_divide_by_a_key_of_their_own_recognise_whole_questions_alone():
     asked = [Example(str(n), f"{LONG} Use the numbers {n} and {n + 1}.", {"numbers": [n, n + 1]}) for n in range(20)]
     own = held_out_problems(Task(split_by(asked, 0.5, by=lambda one: str(one.fields["numbers"])), reward))
-    by_identity = held_out_problems(Task(split_by(asked, 0.5), reward))
-    held_out = split_by(asked, 0.5).held_out[0].prompt
-    assert by_identity.shown(f"Q: {held_out}") and not own.shown(f"Q: {held_out}")
+    by_identity = split_by(asked, 0.5)
+    assert held_out_problems(Task(by_identity, reward)).shown(f"Q: {by_identity.held_out[0].prompt}")
+    assert not own.shown(f"Q: {by_identity.held_out[0].prompt}")
     assert own.questions and all(own.shown(question) for question in own.questions.values())

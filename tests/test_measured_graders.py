@@ -2,6 +2,9 @@
 
 MINRL_GRADER_DATA names a folder with files as their authors publish them: gsm8k/train.jsonl and gsm8k/test.jsonl
 (question, answer), math500.json (problem, answer), mbpp.jsonl (text, code, test_list).
+
+A program of MBPP takes two sandboxes, a third of a second. So each reference is judged in this process, and every sixth
+in the sandbox too; before a release, with MINRL_ALL_IN_SANDBOX, each one.
 """
 
 import json
@@ -13,6 +16,7 @@ import pytest
 
 from minrl.dataflow import Example
 from minrl.tasks import code, gsm8k, math
+from tests.hostile.playing import share_in_a_thread
 
 pytestmark = pytest.mark.slow
 
@@ -84,18 +88,19 @@ def test_every_answer_of_math_500_is_paid_most_of_its_rewrites_and_hardly_a_near
     assert [row["answer"] for row in rows if not is_paid(row, row["answer"])] == []
     by_answer = {row["answer"]: row for row in rows}
     refused = [pair for pair in rewritten(SAME, by_answer) if not is_paid(by_answer[pair[0]], pair[1])]
-    assert len(refused) <= 8, refused
     paid = [pair for pair in rewritten(OTHER, by_answer) if is_paid(by_answer[pair[0]], pair[1])]
-    assert len(paid) <= 6, paid
+    assert len(refused) <= 8 and len(paid) <= 6, (refused, paid)
 
 
 def test_every_reference_of_mbpp_is_paid_in_full_and_one_without_its_returns_is_not_solved():
     rows = rows_of("mbpp.jsonl")
     options = code.CodeOptions(timeout_s=60.0)
+    in_sandbox = rows if os.environ.get("MINRL_ALL_IN_SANDBOX") else rows[::6]
 
     def paid(row, program):
         return code.reward(f"```python\n{program}\n```", Example("", "", row), options)
 
-    assert [row["task_id"] for row in rows if not paid(row, row["code"]).solved] == []
+    assert [row["task_id"] for row in rows if share_in_a_thread(row["code"], row) != 1] == []
+    assert [row["task_id"] for row in in_sandbox if not paid(row, row["code"]).solved] == []
     emptied = [(row, re.sub(r"\breturn\b.*", "return", row["code"])) for row in rows[::40]]
     assert [row["task_id"] for row, program in emptied if paid(row, program).solved] == []

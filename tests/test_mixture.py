@@ -10,13 +10,10 @@ import torch
 
 from minrl.__main__ import main
 from minrl.algorithms import ALGORITHMS, compute_advantages
-from minrl.dataflow import LostEpisode, Reward, TrainState
+from minrl.dataflow import Reward, TrainState
 from minrl.evaluate.statistics import weighted_score
-from minrl.rollout import Rollouts
-from minrl.run.checkpoint import load_state
-from minrl.sampling import draw_examples, missing, next_examples, tracked_plan
+from minrl.sampling import draw_examples, next_examples, tracked_plan
 from minrl.tasks.mixture import cycle, mixture
-from minrl.tracking.metrics import step_metrics
 from minrl.utils.task_names import weights_of
 from tests import say_sevens
 from tests.parsed import sized
@@ -32,10 +29,7 @@ def both(sevens):
     return mixture({"sevens": sevens, "odd": TASK}, WEIGHTS)
 
 
-@pytest.mark.parametrize(
-    "said",
-    ["a:2,b:1", "a,b,c,d,e,f", "a:1,b:10,c:100,d:37", "a:0.001,b:1,c:1.5,d:40"],
-)
+@pytest.mark.parametrize("said", ["a:2,b:1", "a:1,b:10,c:100,d:37"])
 def test_after_every_group_each_task_has_its_share_to_within_one_group(said):
     weights = weights_of(said)
     total, given = sum(weights.values()), dict.fromkeys(weights, 0)
@@ -44,13 +38,6 @@ def test_after_every_group_each_task_has_its_share_to_within_one_group(said):
         given[name] += 1
         ahead = [given[one] - number * weight / total for one, weight in weights.items()]
         assert max(map(abs, ahead)) < 1
-
-
-def test_the_schedule_is_a_function_of_seed_and_step_alone():
-    weights = weights_of("a:5,b:3,c:1.5")
-    assert cycle(tuple(reversed(weights.items())), 3) == cycle(tuple(weights.items()), 3)
-    orders = {tuple(cycle(tuple(weights_of("a,b,c").items()), seed)) for seed in range(20)}
-    assert len(orders) == 6  # equal weights begin in an order of the seed's
 
 
 def test_a_step_of_a_mixture_has_whole_groups_of_each_task_in_its_own_order(sevens):
@@ -72,13 +59,6 @@ def of(make_rollout, task, *rewards, first=0, **changes):
     made = [make_rollout([5], [6], group=group, task=task, **changes) for group, _ in paid]
     rewarded = [None if value is None else Reward(float(value)) for _, value in paid]
     return [replace(one, reward=reward) for one, reward in zip(made, rewarded, strict=True)]
-
-
-def test_groups_without_spread_are_replaced_by_groups_of_their_own_task(make_rollout):
-    first = [*of(make_rollout, "a", [1, 0], [0, 1]), *of(make_rollout, "b", [1, 1], first=2)]
-    assert [missing(task, ["a", "b", "a"], first) for task in "ab"] == [0, 1]
-    second = [*first, *of(make_rollout, "b", [1, 0], first=3)]
-    assert [missing(task, ["a", "b", "a"], second) for task in "ab"] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "spiral", "gpg"])
@@ -106,28 +86,11 @@ def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout
     assert found.metrics["reward/zero_spread_group_frac"] == pytest.approx(2 / 5)
 
 
-def test_the_curves_of_a_task_are_those_of_its_rollouts(make_rollout):
-    first, second = of(make_rollout, "a", [1, 0]), of(make_rollout, "b", [1, 1, 1, 0], first=1, role="white")
-    second = [replace(one, max_tokens=8) for one in second]
-    second[0] = replace(second[0], reward=Reward(1.0, {"style": 0.5}))
-    metrics = step_metrics(Rollouts([*first, *second], [], [], [LostEpisode("x", task="b")]), {"a": 4, "b": 8})
-    assert (metrics["task/a/reward/mean"], metrics["task/b/reward/mean"]) == (0.5, 0.75)
-    assert metrics["reward/mean"] == pytest.approx(4 / 6)
-    assert metrics["task/a/reward/unscorable_frac"] == 0
-    assert metrics["task/b/reward/unscorable_frac"] == pytest.approx(1 / 5)
-    assert metrics["task/b/rollout/limit_frac"] == 4 / 32  # a token of eight in each of four turns
-    assert metrics["rollout/limit_frac"] == 6 / (2 * 4 + 4 * 8)
-    assert metrics["task/b/reward/part/style"] == 0.5
-    assert not any(tag.startswith(("reward/part", "reward/role")) for tag in metrics)
-
-
 def test_the_score_of_all_weighs_their_intervals():
     # Two equal halves: the half of the mean's interval is sqrt(0.1^2 + 0.1^2) / 2.
     value, (low, high) = weighted_score([(0.5, 0.4, (0.3, 0.5)), (0.5, 0.8, (0.7, 0.9))])
     assert value == pytest.approx(0.6)
     assert (value - low, high - value) == (pytest.approx(0.02**0.5 / 2), pytest.approx(0.02**0.5 / 2))
-    _, ci95 = weighted_score([(0.5, 0.4, (0.3, 0.6)), (0.5, 0.0, (0.0, 0.0))])
-    assert ci95 == pytest.approx((0.15, 0.3))  # half of the one that is uncertain
 
 
 FLAGS = str.split(f"""--task {say_sevens.TASK}:2,{DUEL}:1 --sevens.max-tokens 3 --prompts-per-step 3 --group-size 4
@@ -135,15 +98,9 @@ FLAGS = str.split(f"""--task {say_sevens.TASK}:2,{DUEL}:1 --sevens.max-tokens 3 
     --device cpu --quiet --no-preflight --steps 2 --keep-checkpoints 0""")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of two steps of a task and a game."""
-    made = Run(tmp_path_factory.mktemp("mixture"), [*say_sevens.SIZES, *FLAGS, "--base-steps", "16"])
-    assert made.here() == 0
-    return made
-
-
-def test_a_run_of_a_task_and_a_game_scores_each_and_both(run):
+def test_a_run_and_an_evaluation_of_a_task_and_a_game_score_each_and_both(tmp_path, monkeypatch):
+    run = Run(tmp_path, [*say_sevens.SIZES, *FLAGS, "--base-steps", "16"])
+    assert run.here() == 0
     found, lines = run.summary, run.metrics
     assert found["task"] == "sevens+duel" and found["other_tasks"].keys() == {"sevens", "duel"}
     scores = [line for line in lines if "eval/sevens+duel/pass@1" in line]
@@ -151,18 +108,8 @@ def test_a_run_of_a_task_and_a_game_scores_each_and_both(run):
     for line in scores:
         mean = (2 * line["eval/sevens/pass@1"] + line["eval/duel/pass@1"]) / 3
         assert line["eval/sevens+duel/pass@1"] == pytest.approx(mean)
-    assert {"task/sevens/reward/mean", "task/duel/reward/role/black"} <= lines[1].keys()
     assert max(line["task/sevens/rollout/completion_tokens_max"] for line in lines[1:]) == 3  # its own limit
     assert max(line["task/duel/rollout/completion_tokens_max"] for line in lines[1:]) > 3
-    written = run.rollouts["step_000002.jsonl.gz"]
-    groups = {(line["task"], line["slot"]) for line in written if line["purpose"] == "train"}
-    assert sorted(task for task, _ in groups) == ["duel", "sevens", "sevens"]
-    assert {line["task"] for line in written if line["purpose"] == "held_out"} == {"sevens", "duel"}
-    state = load_state(run.checkpoints / "step_000002")
-    assert state.tasks["sevens"].examples_drawn == 4  # two of three groups, two steps
-
-
-def test_evaluate_scores_a_mixture_as_it_was_trained(run, monkeypatch):
     monkeypatch.chdir(run.place)
     flags = str.split("--examples 4 --samples 2 --device cpu --threads 1 --quiet --no-charts --output")
     assert main(["evaluate", "--checkpoint", "runs/run", *flags, "out"]) == 0

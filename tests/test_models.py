@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from minrl.batch import pack
 from minrl.dataflow import Request, UserError
@@ -11,11 +9,11 @@ from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.scoring import sampled_rollout
 from minrl.run.setup import load_policy
-from tests.conftest import CPU, small_config
+from tests.conftest import CPU, random_model, small_config
+from tests.multimodal import ROWS, byte_tokenizer
+from tests.test_scoring import plain
 
-SPECIAL = ("<pad>", "<unk>", "<end>", "<|endoftext|>")
-
-LARGER = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
+LARGER = {"vocab_size": ROWS, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12}
@@ -23,75 +21,46 @@ GROUPS = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_grou
 GATED = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 
 POPULAR = {
-    "llama": {},
-    "qwen2": {},
     "qwen3": {"head_dim": 16},
     "qwen3_moe": {**EXPERTS, "head_dim": 16},
     "mistral": {"sliding_window": 8, "head_dim": 16},
-    "mixtral": {**EXPERTS, "sliding_window": None},
     "gemma2": {**ALTERNATING, "head_dim": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0},
-    "gemma3_text": {**ALTERNATING, "head_dim": 16},
     "phi3": {},
+    "gpt_oss": {**EXPERTS, **ALTERNATING, "head_dim": 16},
+}
+OTHERS = {
+    "llama": {},
+    "qwen2": {},
+    "mixtral": {**EXPERTS, "sliding_window": None},
+    "gemma3_text": {**ALTERNATING, "head_dim": 16},
     "olmo2": {},
     "gpt_neox": {},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0},
     "smollm3": {},
-    "deepseek_v3": {**EXPERTS, **LATENT, **GROUPS, "num_key_value_heads": 4},
-    "gpt_oss": {**EXPERTS, **ALTERNATING, "head_dim": 16},
-    "qwen3_next": {**EXPERTS, **GATED, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
     "mamba2": {"state_size": 8, "expand": 2, "head_dim": 32, "num_heads": 4, "n_groups": 2, "chunk_size": 8},
     "cohere2": {**ALTERNATING, "logit_scale": 0.5},
+    "deepseek_v3": {**EXPERTS, **LATENT, **GROUPS, "num_key_value_heads": 4},
+    "qwen3_next": {**EXPERTS, **GATED, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
 }
-"""Settings beside `LARGER` of each model type; windows are shorter than what is computed."""
-
-LIMITS = (1, 3, 9, 12)
-"""Most tokens of the completions that are sampled for each prompt."""
-
-
-def save_tokenizer(folder):
-    """One token for each visible character: a vocabulary that every class of tokenizer in transformers can hold."""
-    tokens = [*SPECIAL, *map(chr, range(ord("!"), ord("!") + 96 - len(SPECIAL)))]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<end>")
-    made.save_pretrained(folder)
+"""Settings beside `LARGER` of each model type; windows are shorter than what is computed. Others are tried in the slow
+set.
+"""
 
 
-def saved(kind, folder):
-    """A small model of this type with weights so large that its log-probabilities differ, and a tokenizer."""
-    config = small_config(kind, **LARGER | POPULAR[kind])
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2 and weight.shape[-1] >= 8:
-                weight.normal_(std=1.5 * weight.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-
-
-def alone(model, rollouts):
-    """Log-probabilities of the sampled tokens by transformers, one sequence at a time."""
-    found = []
-    for rollout in rollouts:
-        ids, start = torch.tensor([rollout.ids]), rollout.prompt_length
-        logprobs = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-        found.append(logprobs[start - 1 : -1].gather(1, ids[0, start:, None])[:, 0])
-    return torch.cat(found)
-
-
-@pytest.mark.parametrize("kind", POPULAR)
+@pytest.mark.parametrize("kind", [*POPULAR, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
 def test_an_architecture_is_computed_as_transformers_does(kind, tmp_path, processes):
-    plain, policy = saved(kind, tmp_path), load_policy(str(tmp_path), CPU, processes)
+    model = random_model(small_config(kind, **LARGER | {**POPULAR, **OTHERS}[kind]))
+    model.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), CPU, processes)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(5, 96, (length,), generator=generator).tolist() for length in (3, 17, 11)]
-    requests = [Request(prompt, seed, limit) for prompt in prompts for seed, limit in enumerate(LIMITS)]
+    requests = [Request(prompt, seed, limit) for prompt in prompts for seed, limit in enumerate((1, 3, 9, 12))]
     completions = TorchEngine(policy).generate(requests, Sampling(1.0, frozenset()))
     rollouts = [sampled_rollout(r.ids, one.ids) for r, one in zip(requests, completions, strict=True)]
-    expected = alone(plain, rollouts)
+    expected, _ = plain(model, rollouts, 1.0)
     assert expected.std() > 0.5  # otherwise any two numbers would agree
     said = torch.tensor([logprob for one in completions for logprob in one.logprobs])
     torch.testing.assert_close(said, expected.detach(), atol=1e-4, rtol=0)
@@ -102,7 +71,7 @@ def test_an_architecture_is_computed_as_transformers_does(kind, tmp_path, proces
     factors = torch.cos(2.0 * torch.arange(len(expected)))
     for found in (logprobs, expected):
         (found * factors).sum().backward()
-    theirs, mine = ({n: w.grad for n, w in m.named_parameters()} for m in (plain, policy.model))
+    theirs, mine = ({n: w.grad for n, w in m.named_parameters()} for m in (model, policy.model))
     largest = max(float(gradient.abs().max()) for gradient in theirs.values() if gradient is not None)
     for name, gradient in theirs.items():
         if gradient is not None:
@@ -111,12 +80,7 @@ def test_an_architecture_is_computed_as_transformers_does(kind, tmp_path, proces
 
 
 def test_an_architecture_that_reads_ahead_is_refused(tmp_path, processes):
-    config = small_config("bert", **LARGER, is_decoder=False)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    for weight in model.parameters():
-        weight.data.normal_(std=0.3)
-    model.save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
+    random_model(small_config("bert", **LARGER, is_decoder=False)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="depends on the tokens behind it"):
         load_policy(str(tmp_path), CPU, processes)

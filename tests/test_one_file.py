@@ -1,8 +1,8 @@
 """docs/one_file.py computes what the package computes: GRPO's loss and gradient, with one update and with two."""
 
-import importlib.util
-from dataclasses import replace
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,33 +11,21 @@ from transformers import AutoModelForCausalLM
 
 from minrl.algorithms import ALGORITHMS, compute_advantages
 from minrl.batch import make_batch
-from minrl.dataflow import Reward, TrainState
+from minrl.dataflow import Example, Reward, TrainState
 from minrl.models.distributed import Processes
+from minrl.tasks.countdown import reward
 from minrl.update import update_policy
 from tests.parsed import sized
-
-PATH = Path(__file__).parent.parent / "docs/one_file.py"
 
 
 @pytest.fixture(scope="module")
 def one_file():
-    spec = importlib.util.spec_from_file_location("one_file", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parent.parent / "docs/one_file.py")))
 
 
 PROMPTS = [[5, 6, 7], [8, 9]]
 COMPLETIONS = [[[10, 11, 2], [12, 2], [13, 14, 15, 16]], [[10, 2], [17, 18, 19, 2], [20, 21, 2]]]
 REWARDS = [[1.0, 0.0, 0.1], [0.0, 1.0, 1.0]]
-
-
-def rollouts(make_rollout):
-    return [
-        make_rollout(prompt, completion, group=group, sample=sample, reward=Reward(REWARDS[group][sample]))
-        for group, prompt in enumerate(PROMPTS)
-        for sample, completion in enumerate(COMPLETIONS[group])
-    ]
 
 
 def batch_of(one_file):
@@ -57,9 +45,13 @@ def test_its_updates_are_those_of_the_package(one_file, make_rollout, updates):
     policy = tiny_policy(Processes(CPU))
     model = AutoModelForCausalLM.from_config(policy.model.config).to(torch.float64).eval()
     model.load_state_dict(policy.model.state_dict())
-    config = sized(algorithm="grpo", passes_per_step=updates, learning_rate=0.3, warmup_steps=0, schedule="constant")
-    config = replace(config, max_grad_norm=1.0)
-    sampled = rollouts(make_rollout)
+    settings = {"passes_per_step": updates, "learning_rate": 0.3, "warmup_steps": 0, "schedule": "constant"}
+    config = sized(algorithm="grpo", max_grad_norm=1.0, **settings)
+    sampled = [
+        make_rollout(prompt, completion, group=group, sample=sample, reward=Reward(REWARDS[group][sample]))
+        for group, prompt in enumerate(PROMPTS)
+        for sample, completion in enumerate(COMPLETIONS[group])
+    ]
     advantages = compute_advantages(sampled, ALGORITHMS["grpo"], config, TrainState())
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.3)
     made = make_batch(sampled, advantages.values)
@@ -76,27 +68,10 @@ def test_its_updates_are_those_of_the_package(one_file, make_rollout, updates):
     assert max(float((weight.detach() - before[name]).abs().max()) for name, weight in model.named_parameters()) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("completion", "value"),
-    [
-        ("<answer> 7 + 5 - 3 </answer>", 1.0),
-        ("<answer>3 + 5 + 7</answer>", 0.1),
-        ("<answer> 3 ** 5 + 7 </answer>", 0.0),
-        ("<answer> 3 + 5 </answer>", 0.0),
-        ("<answer> (3 + 5 + 7 </answer>", 0.0),
-        ("<answer> 3 5 7 </answer>", 0.0),
-        ("7 + 5 - 3", 0.0),
-    ],
-)
-def test_its_reward_is_that_of_the_task(one_file, completion, value):
-    from minrl.dataflow import Example
-    from minrl.tasks.countdown import reward
-
-    assert one_file.reward(completion, (3, 5, 7), 9) == value
-    if "**" not in completion:
-        assert reward(completion, Example("", "", {"numbers": [3, 7, 5], "target": 9})).value == value
-
-
-def test_no_numbers_are_on_both_sides(one_file):
-    train, held_out = one_file.problems()
-    assert {numbers for numbers, _ in train}.isdisjoint({numbers for numbers, _ in held_out}) and held_out
+def test_its_reward_is_that_of_the_task_and_no_numbers_are_on_both_sides(one_file):
+    for said, value in (("7 + 5 - 3", 1.0), ("3 + 5 + 7", 0.1), ("3 ** 5 + 7", 0.0), ("3 + 5", 0.0)):
+        assert one_file.reward(f"<answer> {said} </answer>", (3, 5, 7), 9) == value
+        own = reward(f"<answer> {said} </answer>", Example("", "", {"numbers": [3, 7, 5], "target": 9}))
+        assert own.value == value or "**" in said  # which the task reads
+    train, held_out = ({numbers for numbers, _ in side} for side in one_file.problems())
+    assert train.isdisjoint(held_out) and held_out

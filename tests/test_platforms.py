@@ -12,16 +12,13 @@ from minrl.__main__ import main
 from minrl.dataflow import UserError
 from minrl.run.checkpoint import save_policy
 from minrl.sandbox import calls as sandbox
-from minrl.tasks import load_task
-from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
-def test_every_program_is_refused_on_windows_in_one_line(program):
+def test_a_program_is_refused_on_windows_in_one_line():
     """The package says so as it is imported, before anything that Windows lacks is."""
-    code = f"import runpy, sys; sys.platform = 'win32'; runpy.run_path({program!r}, run_name='__main__')"
+    code = "import runpy, sys; sys.platform = 'win32'; runpy.run_path('train.py', run_name='__main__')"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1 and ended.stderr.startswith("error: MinRL needs Linux or macOS")
     assert "WSL 2" in ended.stderr and ended.stderr.count("\n") == 1
@@ -51,5 +48,3 @@ def test_a_mac_trains_on_its_processor(policy, tmp_path):
 def test_untrusted_code_needs_linux():
     with pytest.raises(UserError, match=r"untrusted code needs Linux.*: this is darwin"):
         sandbox.level()
-    with pytest.raises(UserError, match="untrusted code needs Linux"):
-        load_task("code_game", {"code_game": parsed(["--task", "code_game"])[1]["code_game"]}).notes()

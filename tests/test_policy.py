@@ -70,9 +70,8 @@ def test_free_memory_of_a_gpu_is_also_what_torch_holds_and_does_not_use(policy, 
     # A card of 80 bytes, of which 50 are free; torch holds 25 and uses 20 of them.
     card = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, count=4)
     monkeypatch.setattr(policy, "processes", card)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50, 80))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 25)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
+    for name, found in (("mem_get_info", (50, 80)), ("memory_reserved", 25), ("memory_allocated", 20)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
     assert policy.free_memory() == 50 + (25 - 20)
 
 

@@ -1,6 +1,5 @@
 """A report says what the runs' files say, of whole runs and of those that were killed; so does the list of all runs."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -10,11 +9,10 @@ import pytest
 import minrl
 from minrl.__main__ import main
 from minrl.dataflow import UserError
-from minrl.report import charts, page
-from minrl.report.charts import svg
+from minrl.report import page
 from minrl.report.page import markdown_table, over_seeds, results
 from minrl.report.runs import groups_of, mean, read_run
-from minrl.utils.files import LOCK, append_jsonl, lock, write_packed
+from minrl.utils.files import LOCK, append_jsonl, lock, write_json, write_packed
 
 
 @pytest.fixture(autouse=True)
@@ -27,125 +25,79 @@ def titles_alone(monkeypatch):
 def make_run(tmp_path):
     """A run's folder under runs/, with steps 0 to `steps`; pass@1 goes up by 0.1 at every second step."""
 
-    def make(name, steps=4, finished=True, not_default=None, **settings):
+    def make(name, steps=4, finished=True, **settings):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         for step in range(steps + 1):
             line = {"time/step_s": 2.0, "time/rollout_s": 1.5, "time/update_s": 0.5, "time/log_s": 0.0}
             if step:
-                line |= {"reward/mean": step / 8, "rollout/truncated_frac": 0.25, "engine/logprob_gap_mean": 1e-6}
-                line |= {"memory/peak_gib": 1.0 + step / 4}
+                line |= {"reward/mean": step / 8, "memory/peak_gib": 1.0 + step / 4, "speed/tokens_per_s": 50.0}
             if step % 2 == 0:
                 line |= {"eval/sevens/pass@1": 0.4 + step / 20, "eval/sevens/pass@1_low": 0.3 + step / 20}
                 line |= {"eval/sevens/pass@1_high": 0.5 + step / 20, "eval/sevens/pass@1_greedy": 0.6}
             append_jsonl(folder / "metrics.jsonl", [{"step": step, **line}])
         config = {"task": "sevens", "algorithm": "grpo", "seed": 0, "runs_dir": name, "tasks": {"sevens": {"most": 9}}}
-        record = {"minrl_run": name, "config": {**config, **settings}, "commit": "a" * 40}
-        record |= {} if not_default is None else {"not_default": not_default}
-        (folder / "config.json").write_text(json.dumps(record))
+        write_json(folder / "config.json", {"minrl_run": name, "config": {**config, **settings}, "commit": "a" * 40})
         if finished:
-            summary = {"task": "sevens", "algorithm": settings.get("algorithm", "grpo"), "seconds": 12.4}
-            (folder / "summary.json").write_text(json.dumps(summary))
+            write_json(folder / "summary.json", {"task": "sevens", "algorithm": config["algorithm"], "seconds": 12.4})
         return folder
 
     return make
 
 
 def report(capsys, *arguments):
-    """The report's text, its folder, and what was said but for the first line."""
+    """The report as Markdown and as a page."""
     assert main(["report", *map(str, arguments)]) == 0
-    said = capsys.readouterr()
-    path, shown = map(Path, said.out.splitlines())
-    assert shown == path.with_name("report.html")
-    first, *remarks = said.err.splitlines(keepends=True)
-    assert first.startswith("reading ")
-    return path.read_text(), path.parent, "".join(remarks)
+    return [Path(line).read_text() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_runs_stand_side_by_side(make_run, capsys, tmp_path):
-    first, second = make_run("a"), make_run("b", algorithm="rloo", learning_rate=1e-3)
-    text, folder, said = report(capsys, first, second, "--output", tmp_path / "out")
-    assert folder == tmp_path / "out" and said == ""
+def test_runs_stand_side_by_side_on_a_page_that_asks_nothing_of_a_network_and_takes_no_markup(
+    make_run, capsys, tmp_path
+):
+    first, second = make_run("a", judge_prompt="<b>why</b> not"), make_run("b", algorithm="rloo", learning_rate=1e-3)
+    text, source = report(capsys, first, second, "--output", tmp_path / "out")
     assert "| a | 40.0% (30.0% to 50.0%) | 60.0% (50.0% to 70.0%) | 60.0% to 60.0% | sevens | grpo | 0 | 4 |" in text
-    assert "| sevens | rloo | 0 | 4 |" in text
     assert '| `--algorithm` | `"grpo"` | `"rloo"` |' in text and "| `--learning-rate` | - | `0.001` |" in text
     assert "--runs-dir" not in text and "--seed" not in text.split("## Settings")[1].split("Made by")[0]
     assert "| ... rollout | 1.500 | 1.500 |" in text and "| peak memory, GiB | 2.00 | 2.00 |" in text
-
-
-def test_a_run_is_shown_as_far_as_it_came(make_run):
-    last = {3: "50.0% (40.0% to 60.0%) at step 2", 4: "60.0% (50.0% to 70.0%)"}
-    for steps, score in last.items():
-        folder = make_run(f"a{steps}", steps, finished=False)
-        with (folder / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 9, "reward/me')  # a kill cut the line off
-        run = read_run(folder)
-        scores = ["40.0% (30.0% to 50.0%)", score, "60.0% to 60.0%"]
-        assert results([run])[1] == [[run.name, *scores, "sevens", "grpo", "0", str(steps)]]
-        said = f"{run.name} has no summary.json: it is still running, or was stopped, after step {steps}"
-        assert page.unfinished([run]) == [said]
-
-
-def broken(name, text):
-    """A change of a run's folder: the file has this text."""
-
-    def change(folder):
-        (folder / name).write_bytes(text)
-
-    return change
-
-
-DAMAGED = "config.json is damaged or not a run's"
-
-
-@pytest.mark.parametrize(
-    ("breaking", "message", "listed_as"),
-    [
-        (broken("config.json", b"{}"), DAMAGED, "not a run: "),
-        (broken("metrics.jsonl", b'{"step": 0'), "run .*a has no step yet", None),
-        (broken("metrics.jsonl", b'{"step": 1, "rew\n{"step": 2}\n'), "is damaged: a line is not JSON", None),
-        (broken("summary.json", b'{"task": '), "summary.json is damaged: it is no JSON object", "not a run: "),
-    ],
-)
-def test_what_is_broken_is_said_in_one_line(make_run, capsys, tmp_path, breaking, message, listed_as):
-    make_run("good")
-    breaking(folder := make_run("a"))
-    broken("config.json", b'{"minrl_run": "a", "config": {"tasks": 5, "task": [] }}')(make_run("odd"))
-    with pytest.raises(UserError, match=message) as error:
-        main(["report", str(folder)])
-    assert "\n" not in str(error.value)
-    said = listed(capsys, tmp_path / "runs").splitlines()
-    assert any(line.startswith(f"a: {listed_as}" if listed_as else "a ") for line in said)
-    assert any(line.startswith("good ") for line in said)
-
-
-def test_a_run_that_is_not_there_is_said_with_the_nearest_name(make_run, tmp_path):
-    make_run("countdown-grpo")
-    with pytest.raises(UserError, match=r"no run countdwn-grpo: .*; did you mean countdown-grpo\?"):
-        main(["report", "countdwn-grpo", "--runs-dir", str(tmp_path / "runs")])
-
-
-def test_the_page_is_one_file_that_asks_nothing_of_a_network_and_takes_no_markup(make_run, capsys):
-    folder = make_run("a", not_default={"judge_prompt": "<b>why</b> not"}, judge_prompt="<b>why</b> not")
-    _, written, _ = report(capsys, folder)
-    source = (written / "report.html").read_text()
+    assert (tmp_path / "out/report.html").read_text() == source
     assert not re.search(r"""(src|href|action)=["'](?!#)|<script|<link|<iframe|url\(http""", source)
     assert source.count("<svg>held-out pass@1 of sevens</svg>") == source.count("<svg>reward</svg>") == 1
     assert "&lt;b&gt;why&lt;/b&gt; not" in source and "<b>why" not in source
 
 
-def test_tokens_and_seconds_add_up_from_the_first_step(make_run):
-    folder = make_run("a", steps=3)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines = [lines[0], *(line | {"speed/tokens_per_s": 50.0} for line in lines[1:])]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+def test_a_run_is_shown_as_far_as_it_came(make_run):
+    folder = make_run("a", 3, finished=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "reward/me')  # a kill cut the line off
     run = read_run(folder)
+    scores = ["40.0% (30.0% to 50.0%)", "50.0% (40.0% to 60.0%) at step 2", "60.0% to 60.0%"]
+    assert results([run])[1] == [["a", *scores, "sevens", "grpo", "0", "3"]]
+    assert page.unfinished([run]) == ["a has no summary.json: it is still running, or was stopped, after step 3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message", "listed_as"),
+    [
+        ("config.json", "{}", "config.json is damaged or not a run's", "a: not a run: "),
+        ("metrics.jsonl", '{"step": 1, "rew\n{"step": 2}\n', "is damaged: a line is not JSON", "a "),
+    ],
+)
+def test_what_is_broken_is_said_in_one_line(make_run, capsys, tmp_path, name, text, message, listed_as):
+    make_run("good")
+    folder = make_run("a")
+    (folder / name).write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        main(["report", str(folder)])
+    assert "\n" not in str(error.value)
+    said = listed(capsys, tmp_path / "runs").splitlines()
+    assert [any(line.startswith(begin) for line in said) for begin in (listed_as, "good ")] == [True, True]
+
+
+def test_tokens_and_seconds_add_up_from_the_first_step(make_run):
+    run = read_run(make_run("a", steps=3))
     assert run.positions("tokens") == {0: 0.0, 1: 100.0, 2: 200.0, 3: 300.0}
     assert run.positions("seconds") == {0: 0.0, 1: 2.0, 2: 4.0, 3: 6.0}
-    # A round of expert iteration has the tokens of its last optimizer step too, and counts those that it sampled.
-    line = {"time/step_s": 2.0, "speed/tokens_per_s": 50.0, "sft/tokens": 7.0}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **line}) + "\n" for step in (1, 2)))
-    assert read_run(folder).positions("tokens") == {1: 100.0, 2: 200.0}
 
 
 @pytest.mark.slow  # matplotlib draws them all
@@ -159,46 +111,28 @@ def test_the_curves_are_pictures_too_and_a_list(make_run, capsys):
 
 
 def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interval(make_run, capsys):
-    runs = [make_run(f"x-seed{seed}", seed=seed) for seed in (0, 1)]
+    runs = [make_run(f"x-seed{seed}", seed=seed, save_every=seed) for seed in (0, 1)]  # how often divides no seeds
     runs += [make_run("y-seed0", seed=0, learning_rate=1.0), make_run("x-seed0-2", seed=0)]
     shift = runs[1] / "metrics.jsonl"
     shift.write_text(shift.read_text().replace('"eval/sevens/pass@1": 0.6', '"eval/sevens/pass@1": 0.62'))
     groups = groups_of([read_run(folder) for folder in runs])
     # A run with a seed that the group has is no further sample of it.
-    assert [[run.name for run in group.runs] for group in groups] == [
-        ["x-seed0", "x-seed1"],
-        ["y-seed0"],
-        ["x-seed0-2"],
-    ]
-    assert [group.name for group in groups] == ["x, 2 seeds", "y-seed0", "x-seed0-2"]
+    named = [(group.name, [run.name for run in group.runs]) for group in groups]
+    assert named[0] == ("x, 2 seeds", ["x-seed0", "x-seed1"])
+    assert named[1:] == [(name, [name]) for name in ("y-seed0", "x-seed0-2")]
     rows = over_seeds(groups)[1]
     # 0.60 and 0.62: mean 0.61, standard error 0.01, and 12.7062 times that on both sides.
     assert rows[0] == ["x, 2 seeds", "sevens", "40.0% (40.0% to 40.0%)", "61.0% (48.3% to 73.7%)"]
     assert rows[1] == ["y-seed0", "sevens", "40.0% (one seed)", "60.0% (one seed)"]
-    text, written, _ = report(capsys, *runs[:2])
+    text, _ = report(capsys, *runs[:2])
     assert text.startswith("# x, 2 seeds\n") and markdown_table(*over_seeds(groups[:1])) in text
-    assert "Over seeds" in (written / "report.html").read_text()
-    three = groups_of([*groups[0].runs, read_run(make_run("x-seed2", seed=2))])
-    reward, score, *_ = charts.charts_of(three)
-    bands = [
-        'id="band"' in svg(chart, found, "step", 0.6)
-        for chart, found in ((reward, groups[:1]), (reward, three), (score, groups[1:2]), (reward, groups[1:2]))
-    ]
-    assert bands == [False, True, True, False]  # that of two seeds would hide everything; a run's score has its own
-
-
-def test_settings_of_files_do_not_divide_seeds(make_run):
-    names = ("keep_checkpoints", "save_every", "keep_best", "rollouts_every", "judge_cache")
-    runs = [read_run(make_run(f"x-seed{seed}", seed=seed, **dict.fromkeys(names, seed))) for seed in (0, 1)]
-    assert len(groups_of(runs)) == 1
 
 
 def test_students_interval_is_that_of_the_tables():
-    for count, quantile in ((2, 12.706), (3, 4.303), (11, 2.228), (30, 2.228)):  # of more than 11 the last
+    for count, quantile in ((2, 12.706), (11, 2.228), (30, 2.228)):  # of more than 11 the last
         value, low, high = mean([0.0, 2.0] + [1.0] * (count - 2))
-        deviation = (2 / (count - 1)) ** 0.5
-        half = pytest.approx(quantile * deviation / count**0.5, rel=1e-3)
-        assert (high - value, value - low) == (half, half) and value == 1
+        half = pytest.approx(quantile * (2 / (count - 1) / count) ** 0.5, rel=1e-3)
+        assert (value, high - value, value - low) == (1, half, half)
 
 
 def listed(capsys, runs):
@@ -208,33 +142,24 @@ def listed(capsys, runs):
 
 def test_without_a_name_all_runs_are_listed_the_last_written_at_the_end(make_run, capsys, tmp_path):
     runs = tmp_path / "runs"
-    make_run("z-done", steps=4)
-    make_run("a-stopped", steps=3, finished=False)
-    held = make_run("b-now", steps=2, finished=False)
-    for age, name in enumerate(("b-now", "a-stopped", "z-done")):
-        for path in (runs / name).glob("*.json*"):
+    for age, (name, steps) in enumerate({"b-now": 2, "a-stopped": 3, "z-done": 4}.items()):
+        for path in make_run(name, steps, finished=name == "z-done").glob("*.json*"):
             os.utime(path, (1e9 - 60 * age,) * 2)
-    with lock(held / LOCK):
+    (runs / "c-new").mkdir()
+    with lock(runs / "b-now" / LOCK), lock(runs / "c-new" / LOCK):
+        assert "c-new: is being prepared" in listed(capsys, runs)
         done, stopped, now = (line.split() for line in listed(capsys, runs).splitlines() if "sevens" in line)
-    assert done[:7] == ["z-done", "finished", "4", "sevens", "40.0%", "60.0%", "09"]
+    assert done[:6] == ["z-done", "finished", "4", "sevens", "40.0%", "60.0%"]
     assert stopped[:6] == ["a-stopped", "stopped", "3", "sevens", "40.0%", "50.0%"]
     assert now[:3] == ["b-now", "running", "2"]
-    said = listed(capsys, runs)
-    assert "stopped" in said.split("b-now")[1] and f"--resume {runs}/RUN" in said  # its process is gone
+    assert "stopped" in listed(capsys, runs).split("b-now")[1]  # its process is gone
 
 
-def evaluation(folder, step, verdicts, category=None):
+def evaluation(folder, step, verdicts):
     """An evaluation of problems that are solved or not, greedily and in two samples of each."""
     lines = [
-        {
-            "task": "sevens",
-            "mode": mode,
-            "example_id": str(n),
-            "role": "policy",
-            "prompt": f"say | {n}",
-            "solved": solved,
-        }
-        | {"category": {"odd": str(n % 2)} if category else {}}
+        {"task": "sevens", "mode": mode, "example_id": str(n), "role": "policy", "prompt": f"say | {n}"}
+        | {"solved": solved, "category": {"odd": str(n % 2)}}
         for mode in ("greedy", "sampled", "sampled")
         for n, solved in enumerate(verdicts)
     ]
@@ -243,24 +168,20 @@ def evaluation(folder, step, verdicts, category=None):
 
 def test_problems_whose_verdict_changed_and_categories_are_tables(make_run, capsys):
     folder, other = make_run("a"), make_run("b")
-    evaluation(folder, 0, [True, False, None, True], category=True)
+    evaluation(folder, 0, [True, False, None, True])
     evaluation(folder, 2, [True] * 4)  # neither the first nor the last
-    evaluation(folder, 4, [False, True, True, True], category=True)
-    evaluation(other, 4, [True], category=True)
-    text, written, _ = report(capsys, folder, other)
+    evaluation(folder, 4, [False, True, True, True])
+    evaluation(other, 4, [True])
+    text, source = report(capsys, folder, other)
     part = text.split("## Held-out problems")[1].split("## Cost")[0]
     assert "a, greedy: 2 problems became right, 1 became wrong" in part and "b, greedy" not in part
     # Of problems 0 and 2 the first was right before and the second after; of 1 and 3 one before, both after.
-    rows = [line for line in part.splitlines() if line.startswith(("| a", "| b"))]
-    assert rows[:3] == [
+    assert [line for line in part.splitlines() if line.startswith(("| a", "| b"))] == [
         "| a | sevens | odd=0 | 2 | 50.0% | 50.0% |",
         "| a | sevens | odd=1 | 2 | 50.0% | 100.0% |",
         "| b | sevens | odd=0 | 1 | - | 100.0% |",
-    ]
-    assert rows[3:] == [
         "| a | sevens | say \\| 0 | right | wrong |",
         "| a | sevens | say \\| 1 | wrong | right |",
         "| a | sevens | say \\| 2 | wrong | right |",
     ]
-    page = (written / "report.html").read_text()
-    assert "<h2>Held-out problems</h2>" in page and "<td>say | 2</td>" in page
+    assert "<td>say | 2</td>" in source

@@ -67,7 +67,7 @@ KINDS = {  # what is run: the program, its flags, and a curve that is above 0 wh
         [*SIZES, "--task", f"{TASK}:2,{DUEL}:1", "--sevens.max-tokens", "3", *OWN, "--prompts-per-step", "3"],
         "task/duel/reward/role/black",
     ),
-    "a frozen opponent": ("train", [*OPPONENT.split(), *OWN], "policy/optimizer_steps"),
+    "a frozen opponent": ("train", [*OPPONENT.split(), *OWN, "--turn-credit", "turn"], "policy/optimizer_steps"),
     "a tool": ("train", [*TOOL.split(), *OWN], "reward/part/tool_calls"),
     "rewards of a group": (
         "train",

@@ -22,9 +22,6 @@ def test_the_numbers_of_four_rollouts_by_hand(make_rollout):
         "reward/std": (0.56 / 3) ** 0.5,
         "reward/solved_frac": 1 / 3,
         "reward/part/format": 2 / 3,
-        "reward/solve_none_group_frac": 0,  # one group
-        "reward/solve_some_group_frac": 1,
-        "reward/solve_all_group_frac": 0,
         "rollout/completion_tokens_solved_mean": 2,
         "rollout/completion_tokens_unsolved_mean": 2,
         # Of all four: one unscorable, one truncated; 2 + 1 + 3 + 2 = 8 tokens, each sampled at log-probability -1.
@@ -54,13 +51,10 @@ def test_groups_are_solved_by_none_some_or_all_of_their_rollouts(make_rollout):
 
 def test_each_role_has_the_mean_of_its_own_rewards_and_parts(make_rollout):
     given = [("a", 1.0), ("a", 0.0), ("b", 0.25), ("b", None)]
-    rollouts = [
-        make_rollout([1], [2], role=role, reward=None if value is None else Reward(value, {"legal": value / 2}))
-        for role, value in given
-    ]
-    by_role = {tag: value for tag, value in rollout_metrics(rollouts, LIMIT).items() if tag.startswith("reward/role")}
+    rewards = [None if value is None else Reward(value, {"legal": value / 2}) for _, value in given]
+    rollouts = [make_rollout([1], [2], role=role, reward=r) for (role, _), r in zip(given, rewards, strict=True)]
+    found = {tag: value for tag, value in rollout_metrics(rollouts, LIMIT).items() if tag.startswith("reward/role")}
     means = {"a": 0.5, "a/legal": 0.25, "b": 0.25, "b/legal": 0.125}
-    assert by_role == {f"reward/role/{name}": mean for name, mean in means.items()}
-    assert not any(
-        tag.startswith("reward/role") for tag in rollout_metrics(rollouts[:2], LIMIT)
-    )  # that of all is its own
+    assert found == {f"reward/role/{name}": mean for name, mean in means.items()}
+    alone = rollout_metrics(rollouts[:2], LIMIT)
+    assert not any(tag.startswith("reward/role") for tag in alone)  # the mean of all is its own

@@ -1,6 +1,6 @@
 """A run owns its folders: nothing of any run is lost, whoever begins, resumes or is killed at the same time."""
 
-import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from minrl.run.run import open_run, owned
 from minrl.utils.cli import parse
 from minrl.utils.files import LOCK, read_json, write_json
 from tests.conftest import SMALL_RUN
+from tests.crew import crew
 from tests.killing import killed_at
 from tests.parsed import sized
+from tests.runs import until
 
-FORK = multiprocessing.get_context("fork")
 NAME = "run"
 RUN, KEPT = Path("runs", NAME), Path("checkpoints", NAME)
 
@@ -49,54 +50,25 @@ def files_of(folder):
     return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file() and path.name != LOCK}
 
 
-def names_in(folder):
-    return sorted(path.name for path in Path(folder).glob("*"))  # none where the folder is not there either
-
-
-# A name is claimed at once, and free where neither folder is there.
-
-
 def new_run(folder, **more):
     places = {"runs_dir": str(folder / "runs"), "checkpoints_dir": str(folder / "checkpoints")}
     return open_run(sized(**places, **more), {}, set())
 
 
-def hold(run, processes, begin, names, end):
-    """Own the run's folders until the end, or until this process is killed."""
-    begin.wait()
+def claim(run, processes, seen):
+    """The name under which this process owns the run, while the others own theirs."""
     with owned(run, processes) as mine:
-        names.put(mine.name)
-        end.wait()
+        (seen / mine.name).touch()
+        until(lambda: len(list(seen.iterdir())) == 4)
+        return mine.name
 
 
-@pytest.fixture
-def in_processes(processes):
-    """Processes that each own a run, at the same time: they, the names they got, and the event that ends them."""
-    started = []
-
-    def run(runs):
-        begin, names, end = FORK.Barrier(len(runs)), FORK.Queue(), FORK.Event()
-        ours = [FORK.Process(target=hold, args=(one, processes, begin, names, end)) for one in runs]
-        started.extend(ours)
-        for process in ours:
-            process.start()
-        return ours, [names.get(timeout=60) for _ in runs], end
-
-    yield run
-    for process in started:
-        process.kill()
-        process.join()
-
-
-def test_runs_that_begin_at_the_same_moment_get_a_name_each_and_give_back_what_they_did_not_use(tmp_path, in_processes):
-    ours, names, end = in_processes([new_run(tmp_path)] * 6)
-    name = new_run(tmp_path).name
-    assert sorted(names) == sorted([name, *(f"{name}-{number}" for number in range(2, 7))])
-    assert names_in(tmp_path / "runs") == names_in(tmp_path / "checkpoints") == sorted(names)
-    end.set()
-    for process in ours:
-        process.join(timeout=60)
-    assert names_in(tmp_path / "runs") == names_in(tmp_path / "checkpoints") == []
+def test_runs_that_begin_at_the_same_moment_get_a_name_each_and_give_back_what_they_did_not_use(tmp_path, processes):
+    seen, run = tmp_path / "seen", new_run(tmp_path)
+    seen.mkdir()
+    names = crew(4, claim, run, processes, seen)
+    assert sorted(names) == sorted([run.name, *(f"{run.name}-{number}" for number in range(2, 5))])
+    assert not [*tmp_path.glob("runs/*"), *tmp_path.glob("checkpoints/*")]
 
 
 def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
@@ -112,28 +84,13 @@ def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
         pass
 
 
-# A run that is running is not resumed.
-
-
-def test_a_run_that_is_going_on_is_not_resumed_until_its_process_ends(run, in_processes, found):
+def test_a_run_that_is_going_on_is_not_resumed(run, processes, found):
     before = files_of(".")
-    (process,), _, _ = in_processes([open_run(sized(resume="latest"), {}, {"resume"})])
-    for name in ("latest", NAME, f"checkpoints/{NAME}/step_000001"):
-        with pytest.raises(UserError, match=rf"run .*{NAME} is running \(process {process.pid} on .*\): wait for its"):
-            resume(name, "--steps", "4")
-    assert files_of(".") == before
-    process.kill()
-    process.join()
+    with owned(open_run(sized(resume="latest"), {}, {"resume"}), processes):
+        with pytest.raises(UserError, match=rf"run .*{NAME} is running \(process {os.getpid()} on .*\): wait for its"):
+            resume("latest", "--steps", "4")
+        assert files_of(".") == before
     assert found("latest").checkpoint == run / "checkpoints" / NAME / "step_000003"
-
-
-# Where a resume is refused, nothing is discarded.
-
-
-def none_whole():
-    shutil.rmtree(KEPT / "step_000001")
-    (KEPT / "step_000002/trainer.json").unlink()
-    (KEPT / "step_000003/model.safetensors").write_bytes(b"")
 
 
 def without_moments():
@@ -142,55 +99,36 @@ def without_moments():
         shutil.rmtree(KEPT / f"step_{number:06d}")
 
 
-MOVED = f"others/{NAME}/step_000003"
 REFUSED = {
-    "an earlier checkpoint": (
-        lambda: None,
-        f"{KEPT}/step_000001",
-        "is not the last .* step_000003: .* --model-id .*step_000001",
-    ),
-    "moved checkpoints": (
-        lambda: shutil.move("checkpoints", "others"),
-        NAME,
-        f"are not in .*{KEPT}: .*--checkpoints",
-    ),
-    "the best": (lambda: None, f"{NAME}@best", f"from its last .* --resume {NAME}; .* --model-id {NAME}@best$"),
+    "an earlier checkpoint": (list, f"{KEPT}/step_000001", "is not the last .* step_000003: .* --model-id .*001"),
+    "moved checkpoints": (lambda: shutil.move("checkpoints", "others"), NAME, f"are not in .*{KEPT}: .*--checkpoints"),
+    "the best": (list, f"{NAME}@best", f"from its last .* --resume {NAME}; .* --model-id {NAME}@best$"),
     "a copy of a run without its checkpoints": (
         lambda: shutil.copytree(f"runs/{NAME}", "runs/copy"),
         "copy",
         f"runs/copy is a copy of runs/{NAME}, .* to OTHER/copy, and give --checkpoints-dir OTHER$",
     ),
-    "checkpoints without their run": (
-        lambda: (shutil.move("checkpoints", "others"), shutil.move("runs", "gone")),
-        MOVED,
-        f"the run of {MOVED} is not there: .* --model-id {MOVED}$",
-    ),
-    "no whole checkpoint": (none_whole, "latest", f"no checkpoint of run .* in .*{KEPT} is whole"),
     "no moments": (without_moments, "latest", "step_000001 has no optimizer state .* --model-id .*step_000001$"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_resume_that_is_refused_leaves_everything_as_it_is(run, found, case):
-    prepare, flags, message = REFUSED[case]
+    prepare, name, message = REFUSED[case]
     prepare()
     before = files_of(".")
     with pytest.raises(UserError, match=message):
-        found(*flags.split())
+        found(name)
     assert files_of(".") == before
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(place, finished):
     with killed_at(trainer, "update_policy", 2):
         start("--save-every", "0")
-    whole = RunFolder(finished / RUN)
     assert [line["step"] for line in RunFolder(RUN).metrics] == [0, 1]
     assert resume() == 0
     assert [line["step"] for line in RunFolder(RUN).metrics] == [0, 1, 2, 3]
-    assert read_json(RUN / "summary.json")["weights_sha256"] == whole.summary["weights_sha256"]
-
-
-# It is found by whatever names it, wherever the project is.
+    assert read_json(RUN / "summary.json")["weights_sha256"] == RunFolder(finished / RUN).summary["weights_sha256"]
 
 
 def test_a_run_is_found_by_its_name_folders_and_checkpoints_in_a_project_that_was_moved(run, found, monkeypatch):
@@ -203,8 +141,6 @@ def test_a_run_is_found_by_its_name_folders_and_checkpoints_in_a_project_that_wa
     names = [NAME, RUN, f"{NAME}@best", KEPT, KEPT / "step_000002", there / KEPT / "step_000001"]  # one was removed
     assert {RunFolder.find(str(name)).path.resolve() for name in names} == {there / RUN}
     assert found("latest").checkpoint == there / KEPT / "step_000003" == Path(resolve_model(NAME))
-    (there / "link").symlink_to(there / "runs")
-    assert RunFolder.find(f"link/{NAME}").checkpoints == there / KEPT
     shutil.move("checkpoints", "others")
     assert found(NAME, "--checkpoints-dir", "others").checkpoint == there / "others" / NAME / "step_000003"
     shutil.rmtree("runs")
@@ -215,22 +151,16 @@ def test_a_run_is_found_by_its_name_folders_and_checkpoints_in_a_project_that_wa
             RunFolder.open(name)
 
 
-# What is stored holds, and what has changed is reported.
-
-
-def test_the_reference_is_the_model_that_the_run_began_with(place, make_policy, monkeypatch):
+def test_the_reference_is_the_model_that_the_run_began_with(place, finished, make_policy, monkeypatch):
     assert start("--steps", "1", "--kl-coef", "0.01") == 0
     save_policy(make_policy(1), place / "model")
-    before = files_of("runs")
     with pytest.raises(UserError, match=r"the start model of run .* in .*model has other weights"):
         resume("latest", "--steps", "2")
     shutil.rmtree("model")
     with pytest.raises(UserError, match=rf"the start model of run .*, {place}/model, is not there: put it back"):
         resume("latest", "--steps", "2")
-    assert files_of("runs") == before
-    save_policy(make_policy(0), place / "model")
-    (place / "moved").mkdir()
-    for name in ("model", "runs", "checkpoints"):  # the whole project
+    shutil.copytree(finished / "model", place / "moved/model")
+    for name in ("runs", "checkpoints"):  # the whole project
         shutil.move(name, place / "moved")
     monkeypatch.chdir(place / "moved")
     assert resume("latest", "--steps", "2") == 0

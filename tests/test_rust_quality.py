@@ -3,29 +3,9 @@
 import pytest
 
 from minrl.tasks.rust_quality import QualityWeights, points, quality, scores
+from tests.test_rust_task import OWN_TESTS, SOLUTION
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
-
-WELL = """
-/// How many of the numbers are even.
-pub fn evens(numbers: &[i32]) -> usize {
-    numbers.iter().filter(|n| *n % 2 == 0).count()
-}
-
-/// Half of an even number.
-pub fn half(number: i32) -> Option<i32> {
-    (number % 2 == 0).then_some(number / 2)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn panics_of_tests_do_not_count() {
-        assert_eq!(super::half(4).unwrap(), 2);
-        unsafe { for _ in 0..3 {} }
-    }
-}
-"""
 
 BADLY = """
 pub fn f(a: Vec<Vec<i32>>) -> i32 {
@@ -68,18 +48,10 @@ def test_points_are_counted_by_hand():
 
 
 def test_good_code_reaches_every_score_and_its_tests_are_not_counted():
-    assert set(scores(WELL).values()) == {1.0}
-    assert quality(scores(WELL), QualityWeights()) == 1.0
+    found = scores(SOLUTION + OWN_TESTS)  # the tests have an `unwrap`
+    assert set(found.values()) == {1.0} and quality(found, QualityWeights()) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "value"),
-    [
-        ("#[must_use]\npub fn f() {}", "docs", 0.0),
-        ("/// Says.\n#[must_use]\npub fn f() {}\npub struct S;", "docs", 0.5),
-        ('fn f() { "unwrap() panic!" /* .unwrap() */ }', "panics", 1.0),
-        ("fn f() { x.parse::<i32>().unwrap() }", "panics", 0.5),
-    ],
-)
-def test_each_score_says_what_it_counts(source, name, value):
-    assert scores(source)[name] == pytest.approx(value)
+def test_words_in_texts_and_comments_and_lines_between_a_function_and_its_doc_do_not_count():
+    assert scores('fn f() { "unwrap() panic!" /* .unwrap() */ }')["panics"] == 1.0
+    assert scores("/// Says.\n#[must_use]\npub fn f() {}\npub struct S;")["docs"] == 0.5

@@ -7,33 +7,26 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from minrl.dataflow import UserError
 from minrl.sandbox import calls as sandbox
-from minrl.sandbox import seccomp, walls
 from minrl.sandbox.calls import Call, Limits, SandboxError
 from tests.hostile.census import left_over, slots_folder
+from tests.runs import until
 
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mib=512, file_mib=16, processes=24)
 """For programs that end by themselves, however slow the machine."""
 WALLED = ("namespaces",)
 ROOT = os.geteuid() == 0
-unwalled = "the level `limits` says that it does not keep readable files away"
-
-
-def python(level):
-    return sandbox.python(level)
 
 
 def run(level, source, limits=LIMITS, **given):
     """The outcome of a program, after which none of its processes may be left."""
     files = {"main.py": source, **given.pop("files", {})}
     marker = f"minrl-{random.random()}"
-    call = Call([*python(level), "main.py", marker], files, limits, **given)
+    call = Call([*sandbox.python(level), "main.py", marker], files, limits, **given)
     try:
         return sandbox.start(call, level).result()
     finally:
@@ -61,12 +54,9 @@ def test_what_a_program_prints_and_its_status_come_back(level):
 
 
 def test_an_infinite_loop_ends_with_its_processor_time_or_its_deadline(level):
-    busy = run(level, "while True: pass", Limits(cpu_s=0.3, wall_s=600.0))
-    idle = run(level, "import time; time.sleep(600)", Limits(wall_s=0.3))
-    assert (busy.status, idle.status) == ("timeout", "timeout")
-    assert max(busy.seconds, idle.seconds) < 300
+    assert run(level, "while True: pass", Limits(cpu_s=0.3, wall_s=600.0)).status == "timeout"
     ended = run(level, "while True: pass", Limits(wall_s=0.4))
-    assert ended.status == "timeout" and ended.processor_s > idle.processor_s < 0.1
+    assert ended.status == "timeout" and ended.processor_s > 0.1
 
 
 def test_the_number_of_processes_is_bounded(level):
@@ -117,24 +107,6 @@ def test_a_program_has_the_environment_that_it_is_given_alone(level, monkeypatch
     monkeypatch.setenv("MINRL_SECRET", "hunter2")
     outcome = run(level, "import os; print(dict(os.environ))", environment={"GIVEN": "yes"})
     assert "hunter2" not in outcome.text and "'GIVEN': 'yes'" in outcome.text
-
-
-def test_the_parents_files_cannot_be_read(level, tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("sesame" * 3)
-    secret.chmod(0o644 if level in WALLED else 0o600)
-    source = f"""
-import glob, os
-for path in [{str(secret)!r}, {__file__!r}, *glob.glob('/proc/[0-9]*/root{secret}'), *glob.glob('/proc/[0-9]*/fd/*')]:
-    try: print(path, open(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)).read())
-    except (OSError, TypeError, UnicodeDecodeError): pass
-"""
-    if level == "limits" and not ROOT:
-        pytest.skip(unwalled)
-    outcome = run(level, source)
-    assert outcome.status == "ok"
-    assert "sesame" * 3 not in outcome.text
-    assert level == "limits" or "the_parents_files" not in outcome.text
 
 
 def test_the_parent_cannot_be_killed(level):
@@ -193,7 +165,7 @@ def test_two_calls_at_once_have_two_uids_and_cannot_touch_each_other(level):
     uids, calls = set(), []
     for _ in range(3):
         ours, theirs = socket.socketpair()
-        call = Call([*python(level), "main.py"], {"main.py": source}, LIMITS, channel=theirs.fileno())
+        call = Call([*sandbox.python(level), "main.py"], {"main.py": source}, LIMITS, channel=theirs.fileno())
         calls.append((sandbox.start(call, level), ours))
         theirs.close()
     for _, ours in calls:  # none has ended yet: each waits for a word
@@ -215,64 +187,29 @@ sandbox.start(sandbox.Call(command), {level!r}).result()
     environment = {**os.environ, "PYTHONPATH": sandbox.ROOT}
     arguments = [sys.executable, "-c", source, marker.removeprefix("minrl-")]
     caller = subprocess.Popen(arguments, env=environment, start_new_session=True)
-    wait_for(lambda: processes_with(marker))
+    until(lambda: processes_with(marker))
     os.killpg(caller.pid, signal.SIGKILL)
     caller.wait()
-    wait_for(lambda: not processes_with(marker))
-    wait_for(lambda: set(left_over(slots_folder())) <= before)
+    until(lambda: not processes_with(marker))
+    until(lambda: set(left_over(slots_folder())) <= before)
 
 
 def test_what_a_killed_watcher_leaves_is_removed_by_the_next_call(level):
     marker, before = f"minrl-{random.random()}", set(left_over(slots_folder()))
-    call = Call([*python(level), "-c", "open('left', 'w'); import time; time.sleep(60)", marker])
+    call = Call([*sandbox.python(level), "-c", "open('left', 'w'); import time; time.sleep(60)", marker])
     running = sandbox.start(call, level)
-    wait_for(lambda: any(python(level)[0].encode() == line.split(b"\0")[0] for line in processes_with(marker)))
+    until(lambda: any(sandbox.python(level)[0].encode() == line.split(b"\0")[0] for line in processes_with(marker)))
     running._process.kill()
     with pytest.raises(SandboxError):
         running.result()
     assert run(level, "print(1)").text == "1\n"
-    wait_for(lambda: not processes_with(marker))
-    wait_for(lambda: set(left_over(slots_folder())) <= before)
+    until(lambda: not processes_with(marker))
+    until(lambda: set(left_over(slots_folder())) <= before)
 
 
 def test_a_command_that_cannot_be_run_is_no_failure_of_the_program(level):
     with pytest.raises(SandboxError, match="could not run the command"):
         sandbox.start(Call(["no-such-program"]), level).result()
-
-
-@pytest.mark.parametrize("name", ["/etc/x", "a/../../x", "", "."])
-def test_files_outside_the_directory_are_refused(name):
-    with pytest.raises(ValueError, match="relative path"):
-        Call(["true"], {name: ""})
-
-
-def test_walls_that_a_machine_lacks_are_reported(monkeypatch):
-    monkeypatch.setenv(sandbox.LEVEL_VARIABLE, "limits")
-    sandbox._unavailable("limits")  # what is known of the level stays as it is
-    monkeypatch.setattr(seccomp, "exists", lambda: False)
-    monkeypatch.setattr(walls, "landlock_version", lambda: 0)
-    assert "may open sockets" in sandbox.describe() and "NOT cut off from files" in sandbox.describe()
-
-
-def test_a_run_gives_its_level_to_the_processes_that_it_starts(monkeypatch):
-    monkeypatch.delenv(sandbox.LEVEL_VARIABLE, raising=False)
-    chosen = sandbox.level()
-    assert os.environ[sandbox.LEVEL_VARIABLE] == chosen
-    monkeypatch.setenv(sandbox.LEVEL_VARIABLE, "none")
-    with pytest.raises(UserError, match=r"MINRL_SANDBOX_LEVEL must be one of namespaces, limits, got 'none'"):
-        sandbox.level()
-    monkeypatch.setenv(sandbox.LEVEL_VARIABLE, "namespaces")
-    monkeypatch.setattr(sandbox, "_unavailable", lambda name: "no unshare")
-    with pytest.raises(UserError, match=r"'namespaces' .* does not work here: no unshare"):
-        sandbox.describe()
-
-
-def wait_for(condition, seconds=120.0):
-    """Until the condition holds, which it must."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, condition
-        time.sleep(0.01)
 
 
 SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl.sandbox import walls
@@ -286,6 +223,3 @@ def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch)
     call = Call(["sh", "-c", "echo 1"], {}, Limits(wall_s=0.75))
     outcome = sandbox.start(call, level).result()
     assert outcome.status == "ok" and outcome.text == "1\n" and outcome.seconds < 0.75
-    monkeypatch.setattr(sandbox, "START_S", 0.2)
-    with pytest.raises(SandboxError, match=r"the walls did not stand within 0.2 s"):
-        sandbox.start(call, level).result()

@@ -2,13 +2,13 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
-from loguru import logger as log
 
 from minrl.algorithms import Advantages
-from minrl.dataflow import LostEpisode, Reward, TrainState, Turn, UserError
+from minrl.dataflow import LostEpisode, Reward, TrainState, UserError
 from minrl.evaluate.statistics import Evaluation
 from minrl.evaluation import result_line
 from minrl.optimizer import make_optimizer
@@ -17,7 +17,6 @@ from minrl.run.checkpoint import step_name
 from minrl.run.folder import RunFolder
 from minrl.run.run import Run
 from minrl.run.setup import Parts
-from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.tracking import session as module
 from minrl.tracking import writers
 from minrl.tracking.diagnostics import UpdateDiagnostics
@@ -25,39 +24,30 @@ from minrl.tracking.session import Session
 from minrl.tracking.timers import timed
 from minrl.update import Update
 from minrl.utils.console import Screen
+from minrl.utils.files import read_packed
 from tests.parsed import sized
 
-OPTIONS = {name: options() for name, options in option_classes(TASK_DEFINITIONS).items()}
-STORED = {"minrl_run": "run"}
-
 
 @pytest.fixture
-def told():
-    """What is logged, also what is for the file only."""
-    return []
-
-
-@pytest.fixture
-def make_logger(policy, engine, workers, sevens, tmp_path, told, monkeypatch):
+def make_logger(policy, engine, workers, sevens, tmp_path, said, monkeypatch):
     """The logger of a run of `sevens`, which is called countdown here. Evaluations are given, the next one last."""
+    monkeypatch.setattr(writers, "time", SimpleNamespace(time=lambda: 0.0))  # no board waits for another's second
 
-    def make(state=None, steps=4, stored=None, evaluations=(), eval_first=False, **logging):
-        state = state or TrainState()
-        config = sized(steps=steps, max_tokens=4, eval_every=2, eval_first=eval_first, **logging)
+    def make(state=None, resumed=False, evaluations=(), eval_first=False, **logging):
+        state, left = state or TrainState(), list(evaluations)
+        config = sized(steps=4, max_tokens=4, eval_every=2, eval_first=eval_first, **logging)
         folders = tmp_path / "runs" / "run", tmp_path / "kept" / "run"
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-        found = folders[1] / step_name(state.step) if stored and (folders[1] / step_name(state.step)).exists() else None
-        run = Run(*folders, config, OPTIONS, checkpoint=found, stored=stored or {})
-        optimizer, screen = make_optimizer(policy, config), Screen(quiet=True)
-        log.add(lambda message: told.append(message.record["message"]), level="INFO")
-        left = list(evaluations)
+        more = {"checkpoint": folders[1] / step_name(state.step), "stored": {"minrl_run": "run"}} if resumed else {}
+        run, optimizer = Run(*folders, config, {}, **more), make_optimizer(policy, config)
         monkeypatch.setattr(Parts, "evaluate", lambda parts: {"countdown": left.pop()})
-        parts = Parts(run, config, {"countdown": sevens}, policy, engine, workers, optimizer, state, screen)
-        return Session(parts, time.perf_counter())
+        tasks, screen = {"countdown": sevens}, Screen(quiet=True)
+        return Session(
+            Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen), time.perf_counter()
+        )
 
-    yield make
-    log.remove()
+    return make
 
 
 def evaluated(value, **more):
@@ -81,7 +71,7 @@ def updated(count, **metrics):
     return advantages, Update(metrics, torch.full((2 * count,), -1.0))
 
 
-def test_a_step_is_a_line_of_everything_that_was_measured(make_logger, make_rollout):
+def test_a_step_is_a_line_of_everything_that_was_measured(make_logger, make_rollout, sevens):
     with make_logger() as logger:
         policy = logger.parts.policy
         steps = logger.steps()
@@ -104,45 +94,30 @@ def test_a_step_is_a_line_of_everything_that_was_measured(make_logger, make_roll
     assert (state.step, state.sampled_tokens, state.policy_version, state.skipped_steps) == (2, 6, 7, 2)
     # Nothing of a step is left in the next.
     assert second["sft/loss"] == 0.1 and not [tag for tag in second if tag.startswith(("reward/", "policy/", "speed/"))]
-    assert {*RunFolder(logger.run.folder).fingerprints[1]} == {"step", "ids", "rewards", "advantages"}
-
-
-class Samples:
-    """Diagnostics, which sample prompts of their own."""
-
-    tracked = ()
-
-    def __init__(self, engine):
-        self.engine = engine
-        engine._facts.update(prompt_tokens=80, prompt_tokens_computed=20)
-
-    @classmethod
-    def of_next_step(cls, parts):
-        return cls(parts.engine)
-
-    def measure(self, rollouts, advantages, update):
-        self.__init__(self.engine)
-        return torch.zeros(2), {}
+    folder = RunFolder(logger.run.folder)
+    assert {*folder.fingerprints[1]} == {"step", "ids", "rewards", "advantages"}
+    assert folder.record["prompt"] == sevens.dataset.held_out[0].prompt  # what a chat begins with
 
 
 def test_what_engine_and_workers_did_for_evaluations_and_diagnostics_is_not_the_steps(make_logger, make_rollout):
     logger = make_logger(evaluations=[evaluated(0.5)], rollouts_every=1)
-    engine, workers, logger._diagnostics = logger.parts.engine, logger.parts.workers, Samples
+    engine, workers, measure = logger.parts.engine, logger.parts.workers, logger._evaluate
 
-    def reuse(asked: int, computed: int) -> None:
-        engine._facts.update(prompt_tokens=asked, prompt_tokens_computed=computed)
+    def work(found=None, computed=20, seconds=9.0):
+        engine._facts.update(prompt_tokens=80, prompt_tokens_computed=computed)
+        workers._seconds = seconds
+        return found
 
-    measure = logger._evaluate
-    logger._evaluate = lambda own: (reuse(80, 20), setattr(workers, "_seconds", 9.0), measure(own))[2]
-    reuse(80, 20)  # a preflight
-    workers._seconds = 9.0
+    moved = SimpleNamespace(tracked=(), measure=lambda *_: work((torch.zeros(2), {})))
+    logger._evaluate = lambda session: work(measure(session))
+    logger._diagnostics = SimpleNamespace(of_next_step=lambda parts: work(moved))
+    work()  # a preflight
     with logger:
         for step in logger.steps():
             with timed("rollout"):
                 time.sleep(0.02)
             if step == 2:
-                reuse(80, 40)
-                workers._seconds = 0.01
+                work(computed=40, seconds=0.01)
                 logger.evaluate()
             logger.step(sampled(make_rollout, 1.0), *updated(1))
             if step == 2:
@@ -153,7 +128,7 @@ def test_what_engine_and_workers_did_for_evaluations_and_diagnostics_is_not_the_
     assert second["time/rollout_s"] >= 0.01
 
 
-def test_evaluations_are_written_shown_and_kept(make_logger, make_rollout, told):
+def test_evaluations_are_written_shown_and_kept(make_logger, make_rollout):
     result = {"category": {"level": "1"}, **result_line("greedy", make_rollout([1], [2], reward=Reward(1.0), text="7"))}
     second = evaluated(0.5, failures=["a reward"], results=[result])
     logger = make_logger(evaluations=[second, evaluated(0.25)], eval_first=True, rollouts_every=1)
@@ -165,13 +140,10 @@ def test_evaluations_are_written_shown_and_kept(make_logger, make_rollout, told)
         logger.step(sampled(make_rollout, 1.0, 0.0), *updated(2))
         logger.state.step = 2
         logger.step(sampled(make_rollout, 1.0))  # expert iteration has no advantages
-    assert samples[:3] == [(1, "samples/held_out/countdown", 1), (1, "samples/train", 2), (1, "samples/tracked", 4)]
-    assert samples[3:] == [(2, "samples/train", 1)]
-    import pandas
-
-    (path,) = RunFolder(logger.run.folder).evaluations.values()
-    (row,) = pandas.read_json(path, lines=True, dtype=False).to_dict("records")
-    assert row == {"step": 1, "task": "countdown", **result} and path.name == "step_000001.jsonl.gz"
+    shown = [("held_out/countdown", 1), ("train", 2), ("tracked", 4)]
+    assert samples == [*((1, f"samples/{tag}", count) for tag, count in shown), (2, "samples/train", 1)]
+    ((step, path),) = RunFolder(logger.run.folder).evaluations.items()
+    assert (step, list(read_packed(path))) == (1, [{"step": 1, "task": "countdown", **result}])
     lines = lines_of(logger)
     assert [line["eval/countdown/pass@1"] for line in lines[:2]] == [0.25, 0.5] and lines[1]["time/eval_s"] > 0
     before = json.loads((logger.run.folder / "eval_before.json").read_text())
@@ -179,10 +151,7 @@ def test_evaluations_are_written_shown_and_kept(make_logger, make_rollout, told)
 
 
 SHOWING = {
-    "event files": (writers, "TensorBoard", "tensorboard lacks"),
-    "a board": (writers, "Board", "wandb lacks"),
     "samples": (module, "sample_rows", "samples lacks"),
-    "rollouts": (module, "training_lines", "rollouts lacks"),
     "a full disk": (writers, "write_packed", "rollouts lacks"),
     "metrics.csv": (writers, "write_csv", "metrics.csv lacks"),
 }
@@ -190,24 +159,22 @@ SHOWING = {
 
 @pytest.mark.parametrize(("where", "function", "expected"), SHOWING.values(), ids=SHOWING)
 def test_what_only_shows_a_run_costs_one_warning_and_not_the_run(
-    make_logger, make_rollout, told, monkeypatch, where, function, expected
+    make_logger, make_rollout, said, monkeypatch, where, function, expected
 ):
     def fail(*given, **more):
         raise UserError("no room\nleft")
 
     monkeypatch.setattr(where, function, fail)
-    logger = make_logger(rollouts_every=1, logger="wandb" if function == "Board" else "tensorboard")
-    logger._diagnostics = UpdateDiagnostics
-    with logger:
+    with make_logger(rollouts_every=1) as logger:
+        logger._diagnostics = UpdateDiagnostics
         for step in logger.steps():
-            rewards = 0.1 + 0.2, 0.3  # equal but for rounding
-            logger.step(sampled(make_rollout, *rewards), *updated(2))
+            logger.step(sampled(make_rollout, 0.1 + 0.2, 0.3), *updated(2))  # equal but for rounding
             logger.save()
             if step == 2:
                 break
-    assert [line["step"] for line in lines_of(logger)] == [1, 2]
-    (warning,) = [one for one in told if "the run continues" in one]
-    assert warning.startswith(expected) and warning.endswith("UserError: no room left")
+    assert len(lines_of(logger)) == 2
+    (warning,) = [one for one in said if "the run continues" in one]
+    assert warning.startswith(expected) and warning.endswith("UserError: no room left\n")
 
 
 def test_boards_get_the_line_of_a_stopped_step_once_when_it_has_its_evaluation(make_logger, monkeypatch):
@@ -226,11 +193,11 @@ def test_boards_get_the_line_of_a_stopped_step_once_when_it_has_its_evaluation(m
             logger.step()
         logger.save()
     assert shown == [(1, None, 0.125)] and lines_of(logger)[-1]["sft/loss"] == 0.25
-    with make_logger(TrainState(step=2), stored=STORED, evaluations=[evaluated(0.5)], logger="wandb"):
+    with make_logger(TrainState(step=2), resumed=True, evaluations=[evaluated(0.5)], logger="wandb"):
         assert shown[1:] == [(2, 0.5, 0.25)] and sent == [[1]]
 
 
-def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, told):
+def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, said):
     closed = []
     with make_logger(TrainState(step=4, seconds=50.0), evaluations=[evaluated(0.5)]) as logger:
         logger._files._boards["tensorboard"].close = lambda *given: closed.append(given)
@@ -240,7 +207,7 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
     assert (found["steps"], found["rounds"], found["eval_after"]["pass@1"]) == (4, 3, 0.5)
     last = logger.run.checkpoints / "step_000004"
     assert 50 < found["seconds"] < 110 and last.is_dir()
-    assert "not measured before, 50.0% (0.0% to 100.0%) after" in told[-1]
+    assert "not measured before, 50.0% (0.0% to 100.0%) after" in said[-1]
     with make_logger(TrainState(step=4), evaluations=[evaluated(0.5)]) as again:  # what is done is not done again
         again._signals._came = 15  # after the last evaluation, it does not keep the run from its end
         again.save()
@@ -249,21 +216,9 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
 
 
 @pytest.mark.parametrize("error", [UserError("fix it"), RuntimeError("bug")])
-def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_resume(error, make_logger, told):
+def test_a_run_that_ends_by_an_error_says_what_there_is_and_how_to_resume(error, make_logger, said):
     with pytest.raises(type(error)), make_logger(TrainState(step=3)) as logger:
         raise error
-    logged = f"{type(error).__name__}: {error}"
-    assert told[-2:] == [logged, "stopped at step 3; no checkpoint was saved yet"]
-    assert ("Traceback" in (logger.run.folder / "log.txt").read_text()) == isinstance(error, RuntimeError)
-
-
-def asks_first(example, rng):
-    yield Turn("player", f"say {example.prompt}")
-
-
-def test_config_json_has_what_a_chat_needs_of_the_task(make_logger, sevens):
-    object.__setattr__(sevens, "stop_strings", (";",))
-    object.__setattr__(sevens, "episode", asks_first)
-    with make_logger() as logger:
-        record = RunFolder(logger.run.folder).record
-    assert (record["prompt"], record["task_stop_strings"]) == (f"say {sevens.dataset.held_out[0].prompt}", [";"])
+    assert said[-1] == "stopped at step 3; no checkpoint was saved yet\n"
+    text = (logger.run.folder / "log.txt").read_text()
+    assert f"{type(error).__name__}: {error}" in text and ("Traceback" in text) == isinstance(error, RuntimeError)

@@ -1,29 +1,42 @@
 """What several processes train is what one would, with replicas and with shards, to the last digits of float64."""
 
 import inspect
-import json
 import re
 
 import pytest
-import several_updates
 import torch
 from crew import crew
-from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from minrl.dataflow import UserError
-from minrl.models import sharding
-from minrl.models.loading import save_model, small_qwen3, word_tokenizer
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch, pack
+from minrl.dataflow import Request, Reward, TrainState, UserError
+from minrl.engines import Sampling
+from minrl.engines.torch_engine import TorchEngine
+from minrl.models import distributed, sharding
+from minrl.models.distributed import Processes
+from minrl.models.loading import load_model, save_model, small_qwen3, word_tokenizer
+from minrl.models.lora import Adapters
+from minrl.models.scoring import sampled_rollout
+from minrl.models.sharding import gathered, named_weights, sharded_policy
+from minrl.optimizer import make_optimizer
+from minrl.policy import as_policy
+from minrl.run.checkpoint import optimizer_tensors
+from minrl.update import update_policy
+from tests.conftest import CPU, rollout_of
+from tests.parsed import sized
+
+LENGTHS = (1, 9, 3, 14, 2, 2, 7, 5)
+"""Sampled tokens of each rollout: processes have unequal shares of them."""
 
 SETTINGS = {
     "plain": {},
     "one process teaches": {"silent": [0, 1, 2, 3, 4, 5, 6]},
     "nothing teaches": {"silent": list(range(8))},
-    "several passes": {"micro_batch_tokens": 8, "algorithm": {"passes_per_step": 2, "minibatches_per_pass": 2}},
-    "reference": {"algorithm": {"kl_coef": 0.1}},
-    "entropy, recomputed": {"algorithm": {"entropy_coef": 0.1}, "recompute": "always"},
-    "adapters": {"lora": {"lora_rank": 4}, "algorithm": {"kl_coef": 0.1}},
-    "untied": {"model": "untied"},
+    "several passes": {"model": "untied", "micro_batch_tokens": 8, "passes_per_step": 2, "minibatches_per_pass": 2},
+    "recomputed": {"kl_coef": 0.1, "entropy_coef": 0.1, "activation_checkpointing": "always"},
+    "adapters": {"lora_rank": 4, "kl_coef": 0.1},
 }
 
 
@@ -40,20 +53,83 @@ def folder(words, tmp_path_factory):
     return folder
 
 
-def played(folder, names, count, sharding, machines=1, **more):
-    """What the settings lead to in so many processes: weights and moments, and what else was written, by name."""
-    place = {name: folder / f"{number}-{count}-{sharding}.json" for number, name in enumerate(names)}
-    cases = [
-        {"sharding": sharding, "out": str(place[name]), **SETTINGS[name]}
-        | {"model": str(folder / SETTINGS[name].get("model", "tied"))}
-        | {key: str(path / str(number)) for key, path in more.items()}
-        for number, name in enumerate(names)
-    ]
-    crew(count, several_updates.main, cases, machines=machines)
-    return {
-        name: (load_file(path.with_suffix(".safetensors")), json.loads(path.read_text()))
-        for name, path in place.items()
-    }
+def played(folder, names, count, sharding, machines=1):
+    """What the settings lead to in so many processes, by name."""
+    return dict(zip(names, crew(count, trained, folder, names, sharding, machines=machines)[0], strict=True))
+
+
+def trained(folder, names, sharding):
+    """What the settings lead to in this process, one after the other; all of it in the main one."""
+    Qwen3RMSNorm.forward = norm_in_float64
+    distributed.BUCKET = 2**14  # gradients are sent in several messages
+    with Processes(CPU).open() as processes:
+        return [two_steps(folder, processes, sharding, **SETTINGS[name]) for name in names]
+
+
+def norm_in_float64(self, hidden):
+    return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+def two_steps(folder, processes, sharding, model="tied", silent=(), **settings):
+    """Weights and moments after two optimizer steps on a fixed batch, and what was computed on the way."""
+    own = {"learning_rate": 1e-2, "warmup_steps": 0, "max_grad_norm": 0.5, "micro_batch_tokens": 16, **settings}
+    config = sized(device="cpu", threads=1, sharding=sharding, **own)
+
+    def load():
+        loaded, tokenizer = load_model(str(folder / model))
+        policy = as_policy(loaded.double(), tokenizer, config, processes)
+        if config.lora_rank:
+            policy.adapters = Adapters(policy.model, config, str(folder / model), 0)
+            policy.model.double()
+        elif config.kl_coef:
+            policy.reference = load_model(str(folder / model))[0].double().requires_grad_(False)
+        return policy
+
+    policy = sharded_policy(load, processes, sharding) if sharding != "none" and processes.count > 1 else load()
+    optimizer, engine = make_optimizer(policy, config), TorchEngine(policy)
+    said, scored, metrics = [completions(engine)], [], []
+    for step in (1, 2):
+        engine.sleep()
+        state, algorithm = TrainState(step=step), choose_algorithm(config)
+        metrics.append(update_policy(policy, optimizer, batch(silent), algorithm, config, state, False).metrics)
+        scored.append(logprobs(policy))
+        with torch.no_grad():  # as an update, without a backward pass between two passes without a gradient
+            for weight in named_weights(policy.model).values():
+                weight.mul_(1.1)
+        scored.append(logprobs(policy))
+        engine.wake()
+        engine.sync(policy)
+        scored.append(logprobs(policy))  # while the engine holds whole weights
+        said.append(completions(engine))
+    engine.sleep()
+    weights = named_weights(policy.model)
+    tensors = gathered([*weights.items(), *optimizer_tensors(optimizer, policy).items()], processes.main)
+    held = sum(getattr(weight, "to_local", lambda weight=weight: weight)().numel() for weight in weights.values())
+    shares = processes.gather([held / sum(weight.numel() for weight in weights.values())])
+    return {"tensors": tensors, "metrics": metrics, "said": said, "scored": scored, "shares": shares}
+
+
+def batch(silent):
+    """Rollouts of four groups, of which some teach nothing."""
+    rollouts, advantages = [], []
+    for index, length in enumerate(LENGTHS):
+        sampled = [(3 * index + 5 * place) % 20 + 5 for place in range(length)]
+        told = {"example_id": str(index // 2), "group": index // 2, "sample": index % 2}
+        told |= {"reward": Reward(float(index % 2)), "rollout_logprobs": [-2.0] * (3 + length)}
+        rollouts.append(rollout_of([5 + index // 2, 6, 7], sampled, **told))
+        advantages.append(0.0 if index in silent else (1.0 if index % 2 else -0.5))
+    return make_batch(rollouts, torch.tensor(advantages))
+
+
+@torch.no_grad()
+def logprobs(policy):
+    return policy.score(pack([sampled_rollout([5, 6], [7, 8, 9])], [0]), 1.0)[0].tolist()
+
+
+def completions(engine):
+    """What the engine says to fixed prompts and seeds."""
+    requests = [Request([5 + n, 6, 7], 100 + n, 8) for n in range(3)]
+    return [one.ids for one in engine.generate(requests, Sampling(1.0, frozenset()))]
 
 
 @pytest.fixture(scope="module")
@@ -62,72 +138,30 @@ def alone(folder):
     return played(folder, list(SETTINGS), 1, "none")
 
 
-def require_equal(alone, several):
-    for name, (tensors, written) in several.items():
-        expected, said = alone[name]
-        assert tensors.keys() == expected.keys(), name
-        for key, tensor in tensors.items():
-            assert torch.allclose(tensor, expected[key], rtol=0, atol=1e-9), (name, key)
-        assert written["said"] == said["said"], name
-        for here, there in zip(written["scored"], said["scored"], strict=True):
-            assert here == pytest.approx(there, abs=1e-9), name
-        for here, there in zip(written["metrics"], said["metrics"], strict=True):
-            assert here.keys() == there.keys()
-            for tag in here.keys() - {"update/computed_tokens"}:
-                assert here[tag] == pytest.approx(there[tag], rel=1e-6, abs=1e-9), (name, tag)
-
-
-def held(written):
-    """For each process the share of the weights that it holds, and the types that hold them."""
-    for shards in written["shards"]:
-        own, whole = (sum(one[place] for one in shards.values()) for place in (1, 2))
-        yield own / whole, {one[0] for one in shards.values()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "sharding", "machines"), [(3, "none", 1), (3, "full", 1), (4, "hybrid", 2)])
 def test_several_processes_train_as_one(alone, folder, count, sharding, machines):
-    several = played(folder, list(SETTINGS) if machines == 1 else ["plain", "untied"], count, sharding, machines)
-    require_equal(alone, several)
+    names = [*SETTINGS] if machines == 1 else ["plain", "several passes"]
     copies = {"none": count, "full": 1, "hybrid": machines}[sharding]
-    for _, written in several.values():
-        shares, types = zip(*held(written), strict=True)
-        assert set.union(*types) == ({"DTensor"} if sharding != "none" else {"Parameter"})
-        assert sum(shares) == pytest.approx(copies)
-        assert max(shares) < copies / count + 0.03  # four rows are two, two and none in three processes
-
-
-@pytest.mark.slow
-def test_what_two_processes_saved_goes_on_in_one_and_in_three_with_the_same_gradients(folder, tmp_path):
-    names, sharding = ["several passes", "untied"], "full"
-    before = played(folder, names, 2, sharding, save_in=tmp_path)
-    expected = played(folder, names, 2, sharding, resume=tmp_path)
-    for count in (1, 3):
-        require_equal(expected, played(folder, names, count, sharding, resume=tmp_path))
-    for name, (tensors, written) in expected.items():
-        key = "step:model.layers.0.mlp.up_proj.weight"
-        assert float(tensors[key]) == 2 * float(before[name][0][key]) > 0  # the moments went on
-        assert all(line["policy/grad_norm"] > 0 for line in written["metrics"])
-        assert written["said"][0] == before[name][1]["said"][-1]
-
-
-@pytest.mark.slow
-def test_the_cases_teach_and_differ(alone):
-    """Otherwise all that is compared above would be what was there before."""
-    ends = {
-        name: tensors["model.layers.0.mlp.up_proj.weight"] for name, (tensors, _) in alone.items() if name != "adapters"
-    }
-    for name, tensor in ends.items():
-        others = [other for at, other in ends.items() if at not in (name, "plain")]
-        assert all(not torch.equal(tensor, other) for other in others), name
-    first = alone["plain"][1]
-    assert first["said"][0] != first["said"][-1]
-    assert alone["nothing teaches"][1]["metrics"][0]["policy/optimizer_steps"] == 0
+    assert alone["plain"]["metrics"][0]["policy/grad_norm"] > 0  # else equal weights say nothing
+    for name, found in played(folder, names, count, sharding, machines).items():
+        expected = alone[name]
+        assert found["tensors"].keys() == expected["tensors"].keys(), name
+        for key, tensor in found["tensors"].items():
+            assert torch.allclose(tensor, expected["tensors"][key], rtol=0, atol=1e-9), (name, key)
+        assert found["said"] == expected["said"], name
+        for here, there in zip(found["scored"], expected["scored"], strict=True):
+            assert here == pytest.approx(there, abs=1e-9), name
+        for here, there in zip(found["metrics"], expected["metrics"], strict=True):
+            assert here.keys() == there.keys()
+            for tag in here.keys() - {"update/computed_tokens"}:
+                assert here[tag] == pytest.approx(there[tag], rel=1e-6, abs=1e-9), (name, tag)
+        assert sum(found["shares"]) == pytest.approx(copies)
+        assert max(found["shares"]) < copies / count + 0.03  # four rows are two, two and none in three processes
 
 
 def test_a_torch_without_a_method_of_fsdp_is_refused_in_one_line(monkeypatch):
-    shard_source = inspect.getsource(sharding)
-    called = set(re.findall(r"module\.((?:set_|un|re)\w+)\(", shard_source))
+    called = set(re.findall(r"module\.((?:set_|un|re)\w+)\(", inspect.getsource(sharding)))
     assert len(called) >= 6 and all(hasattr(FSDPModule, name) for name in called)
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")  # as in torch 2.11
     with pytest.raises(UserError, match=r"^--sharding needs torch 2.13 or newer"):

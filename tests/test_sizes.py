@@ -14,10 +14,8 @@ from minrl.utils.cli import parse, to_dict
 from tests.parsed import parse_run
 
 GIVEN, ADAPTERS = ["--model-id", "135M"], ["--lora-rank", "8"]
-OWN = ["--learning-rate", "3e-4", "--max-tokens", "192"]
 RATE = rates_for(135 * 10**6)
-SIZES = sizes_for(135 * 10**6, on_gpu=False)
-LIMIT = SIZES.max_tokens
+LIMIT = sizes_for(135 * 10**6, on_gpu=False).max_tokens
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +36,7 @@ def chosen(flags, cls=TrainerConfig):
         ([], 3e-4, 3e-4, 192),
         (GIVEN, RATE.weights, RATE.fine_tuned_weights, LIMIT),
         (GIVEN + ADAPTERS, RATE.adapters, RATE.fine_tuned_adapters, LIMIT),
-        (GIVEN + OWN, 3e-4, 3e-4, 192),  # what the user gives stands over it
+        ([*GIVEN, "--learning-rate", "3e-4", "--max-tokens", "192"], 3e-4, 3e-4, 192),  # over what follows
     ],
 )
 def test_a_default_depends_on_what_is_trained(flags, reinforcement, fine_tuning, max_tokens):
@@ -52,23 +50,12 @@ def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen(monkeypatch):
     assert chosen([*GIVEN, "--device", "cpu"]) == (RATE.weights, LIMIT)
 
 
-@pytest.mark.parametrize(
-    ("trained", "flags", "expected"),
-    [
-        ([], GIVEN, (RATE.weights, LIMIT)),
-        (GIVEN, ["--model-id", ""], (3e-4, 192)),
-        (["--learning-rate", "1e-3"], GIVEN, (1e-3, LIMIT)),
-        (["--max-tokens", "300"], [*GIVEN, "--learning-rate", "7e-6"], (7e-6, 300)),
-    ],
-)
-def test_what_followed_from_the_size_in_a_runs_config_follows_from_that_of_what_is_trained(
-    tmp_path, trained, flags, expected
-):
-    command = parse(TrainerConfig, trained)
+def test_what_followed_from_the_size_in_a_runs_config_follows_from_that_of_what_is_trained(tmp_path):
+    command = parse(TrainerConfig, ["--max-tokens", "300"])
     config, by_size = with_sizes(command.config)
     record = {"minrl_run": "x", "config": to_dict(config, command.options), "by_size": list(by_size)}
     (tmp_path / "config.json").write_text(json.dumps(record))
-    assert chosen(["--config", str(tmp_path / "config.json"), *flags]) == expected
+    assert chosen(["--config", str(tmp_path / "config.json"), *GIVEN]) == (RATE.weights, 300)
 
 
 def test_weights_are_counted_from_the_config_alone(tmp_path):
@@ -77,7 +64,3 @@ def test_weights_are_counted_from_the_config_alone(tmp_path):
     model.config.save_pretrained(tmp_path)
     assert num_weights(str(tmp_path), "runs") == sum(weight.numel() for weight in model.parameters())
     assert num_weights(str(tmp_path / "nothing"), "runs") == UNKNOWN
-
-
-def test_none_on_the_command_line_is_by_size_too():
-    assert chosen(["--learning-rate", "None", "--max-tokens", "None"]) == (3e-4, 192)

@@ -12,12 +12,12 @@ from minrl.tasks.task import Sampled, extract_answer
 from minrl.tasks.thoughts import after_thoughts, heard
 
 
-def test_marks_of_thoughts_that_are_special_tokens_are_read():
+def test_special_tokens_that_a_tokenizer_has_of_its_own_reach_the_reward():
     tokenizer = word_tokenizer(["draft", "four"])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]", "<answer>", "</answer>"]})
     chat = ChatTokenizer(tokenizer=tokenizer, chat_template_options={})
-    ids = tokenizer("[THINK] draft [/THINK] four", add_special_tokens=False)["input_ids"]
-    assert after_thoughts(chat.decode(ids)).split() == ["four"]
+    ids = tokenizer("[THINK] draft [/THINK] <answer> four </answer>", add_special_tokens=False)["input_ids"]
+    assert extract_answer(after_thoughts(chat.decode([*ids, *chat.stop_ids]))).strip() == "four"
 
 
 def test_a_completion_behind_an_opened_thought_is_a_thought_until_it_closes_it():
@@ -40,26 +40,12 @@ def test_a_reward_is_told_what_was_sampled_and_a_grader_whether_the_prompt_opene
     assert after_thoughts(Sampled.of("3? </think> #### 4", [7], 1, "<think>")) == " #### 4"
 
 
-def test_special_tokens_that_a_tokenizer_has_of_its_own_reach_the_reward():
-    tokenizer = word_tokenizer(["draft", "four"])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<answer>", "</answer>"]})
-    chat = ChatTokenizer(tokenizer=tokenizer, chat_template_options={})
-    ids = tokenizer("draft <answer> four </answer>", add_special_tokens=False)["input_ids"]
-    assert extract_answer(chat.decode([*ids, *chat.stop_ids])).strip() == "four"
-
-
 MODELS = {
-    "EXAONE": ("<thought>\n", "\n</thought>\n\n"),
+    "Seed": ("<seed:think>", "</seed:think>"),
     "Magistral": ("[THINK]", "[/THINK]"),
-    "Kimi": ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
-    "Gemma 4": ("<|channel>thought\n", "<channel|>"),
-    "Command A": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>\n"),
-    "OpenThinker": ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n"),
-    "Apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     "gpt-oss": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>\n"),
     "gpt-oss without its tokens": ("analysisWe need to be careful.", "assistantfinal\n"),
     "s1": ("<|im_start|>think\n", "\n<|im_start|>answer\n"),
-    "Granite": ("Here is my thought process:\n", "\n\nHere is my response:\n"),
 }
 
 
@@ -71,21 +57,11 @@ def test_thoughts_are_cut_as_models_write_them(model):
     assert "4" not in after_thoughts(f"{opens} So #### 4")  # cut off while thinking
 
 
-FORMS = ["<think>", "<thinking>", "<seed:think>", "<thought>", "<reasoning>", "<reflection>", "<scratchpad>"]
-
-
-@pytest.mark.parametrize(
-    ("opens", "closes"), [("<|thinking|>", "<|/thinking|>"), *((name, f"</{name[1:]}") for name in FORMS)]
-)
-def test_a_thought_in_each_form_is_cut(opens, closes):
-    assert after_thoughts(f"{opens} #### 3 {closes}#### 4") == after_thoughts(f"#### 3 {closes}#### 4") == "#### 4"
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        *((f"#### 4{end}#### 5", "#### 4") for end in ("</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")),
-        *((f"{text}{mark} #### 5", text) for text in ("", "So ", "the\n", "- ") for mark in ("<think>", "[THINK]")),
+        *((f"#### 4{end}#### 5", "#### 4") for end in ("</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>")),
+        *((f"{text}{mark} #### 5", text) for text in ("", "- ") for mark in ("<think>", "[THINK]")),
         ("return a[think] * x", "return a[think] * x"),
     ],
 )

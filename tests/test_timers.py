@@ -5,15 +5,9 @@ import pytest
 from minrl.tracking.timers import Timers
 
 
-@pytest.fixture
-def ticking():
-    """Timers whose time is set by hand."""
+def test_phases_and_what_no_phase_claims_add_up_to_the_step():
     at = [0.0]
-    return at, Timers(lambda: at[0])
-
-
-def test_phases_and_what_no_phase_claims_add_up_to_the_step(ticking):
-    at, timers = ticking
+    timers = Timers(lambda: at[0])
     at[0] = 1.0
     with timers.timed("rollout"):
         at[0] = 4.0

@@ -4,7 +4,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from minrl.tracking.samples import COLUMNS
 from minrl.tracking.writers import Board
 
 pytestmark = pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
@@ -27,16 +26,14 @@ def write(folder, steps, cut_after=None, earlier=(), **settings):
     board.close(0, finished=True)
 
 
-def logged():
-    """The project's runs, and the values of each in order."""
-    import trackio
-    from trackio import sqlite_storage
-
-    runs = list(trackio.Api().runs("minrl"))
-    return runs, [sqlite_storage.SQLiteStorage.get_logs("minrl", run.name, run_id=run.id) for run in runs]
-
-
 def test_a_run_that_goes_on_has_each_step_once_and_another_of_its_name_is_another(tmp_path):
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    def logged():
+        runs = list(trackio.Api().runs("minrl"))
+        return runs, [SQLiteStorage.get_logs("minrl", run.name, run_id=run.id) for run in runs]
+
     folder = tmp_path / "sevens-grpo-seed0"
     write(folder, [0, 1, 2, 3])
     earlier = [{"step": n, "reward/mean": n / 4} for n in range(3)]  # those of metrics.jsonl up to the checkpoint
@@ -46,14 +43,3 @@ def test_a_run_that_goes_on_has_each_step_once_and_another_of_its_name_is_anothe
     assert run.name == "sevens-grpo-seed0" and run.config["learning_rate"] == 3e-4
     write(folder, [0, 1])
     assert [len(values) for values in logged()[1]] == [6, 2]
-
-
-def test_samples_are_a_table_of_their_step(tmp_path):
-    board = Board("trackio", tmp_path / "run", [], {}, None, [])
-    rows = [("3 + 4", "sampled", "7 <b>\n", 1.0, True, "short 0.5"), ("3 + 4", "sampled", "", None, None, "")]
-    board.samples(2, "samples/train", rows)
-    board.close(2, finished=False)
-    _, ((values,),) = logged()
-    table = values["samples/train"]
-    assert values["step"] == 2 and table["_type"] == "trackio.table"
-    assert table["_value"] == [dict(zip(COLUMNS, row, strict=True)) for row in rows]

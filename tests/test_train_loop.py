@@ -1,91 +1,71 @@
 """The whole loop on a CPU: with every algorithm the reward goes up, in seconds. And `minrl.train` as a library."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from loguru import logger
-from safetensors.torch import load_file
 
 import minrl
 from minrl import trainer
-from minrl.__main__ import main
 from minrl.config import TrainerConfig
-from minrl.dataflow import Example, Reward, UserError
+from minrl.dataflow import Reward, UserError
 from minrl.engines.torch_engine import TorchEngine
-from minrl.tasks import Dataset, Task
+from minrl.run.checkpoint import hash_files
+from minrl.run.folder import RunFolder
+from minrl.tasks import Dataset
+from tests.conftest import SMALL_RUN
+from tests.runs import Run
 from tests.say_sevens import count_sevens
 
 
 @pytest.fixture
-def loop(sevens_model, tmp_path):
-    """Runs train.py's main on `sevens` with a tiny model; gives back the exit status and the run's folder."""
-    flags = (
-        f"--task sevens --model-id {tmp_path}/model --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt "
-        "--prompts-per-step 8 --group-size 8 --max-tokens 4 --learning-rate 5e-3 --warmup-steps 0 --eval-every 0 "
-        "--eval-examples 8 --eval-samples 4 --save-every 0 --rollouts-every 0 --threads 1 --device cpu --quiet "
-    ).split()
+def loop(sevens_model, tmp_path, monkeypatch):
+    """Runs train.py's main on `sevens` with a tiny model, in the current folder; gives back the run."""
+    monkeypatch.chdir(tmp_path)
+    flags = "--prompts-per-step 8 --group-size 8 --eval-examples 8 --eval-samples 4 --save-every 0 --rollouts-every 0"
+    run = Run(tmp_path, [*SMALL_RUN, *flags.split()])
 
-    def run(*more):
-        status = main(["train", *flags, *more])
-        return status, next((tmp_path / "runs").glob("*"), None)
+    def start(*more):
+        assert run.here(*more) == 0
+        return run
 
-    return run
+    return start
 
 
-def metrics(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def summary_of(run):
-    return json.loads((run / "summary.json").read_text())
-
-
-def resume(run, *more):
-    return main(["train", "--resume", str(run), "--quiet", *more])
-
-
-QUICK, LEARNS = ("grpo",), ("grpo", "gspo", "reinforce_pp")
+LEARNS = ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gspo", "reinforce_pp"))]
 """One for each kind of ratio, and one that compares rewards over the batch; tests/test_update.py has every gradient."""
 
 
 @pytest.mark.learns
-@pytest.mark.parametrize(
-    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LEARNS]
-)
+@pytest.mark.parametrize("algorithm", LEARNS)
 def test_the_reward_goes_up(loop, algorithm):
-    status, run = loop("--algorithm", algorithm, "--steps", "10", "--learning-rate", "3e-2", "--no-preflight")
-    assert status == 0
-    rewards = [line["reward/mean"] for line in metrics(run) if "reward/mean" in line]
+    run = loop("--algorithm", algorithm, "--steps", "10", "--learning-rate", "3e-2")
+    rewards = [line["reward/mean"] for line in run.metrics if "reward/mean" in line]
     # One word of about sixty is a 7: chance is below 0.05.
     assert rewards[0] < 0.1
     assert sum(rewards[-5:]) / 5 > 0.4, rewards
-    found = summary_of(run)
+    found = run.summary
     assert found["eval_after"]["reward"] > found["eval_before"]["reward"] + 0.25
-    assert found["algorithm"] == algorithm
     # The figures before and after are the ends of the curve.
-    curve = {line["step"]: line["eval/sevens/pass@1"] for line in metrics(run) if "eval/sevens/pass@1" in line}
+    curve = {line["step"]: line["eval/sevens/pass@1"] for line in run.metrics if "eval/sevens/pass@1" in line}
     assert curve == {0: found["eval_before"]["pass@1"], 10: found["eval_after"]["pass@1"]}
 
 
 def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a_resume(loop, sevens, capsys):
     # Of rewards just below the largest float32 the gradient's squares overflow.
     object.__setattr__(sevens, "reward", lambda text, example: Reward(3e38, maximum=3e38))
-    flags = "--algorithm reinforce_no_baseline --steps 4 --no-preflight --no-eval-first --eval-samples 1"
-    status, run = loop(*flags.split())
-    assert status == 0
-    steps = [(line["policy/skipped_steps"], line["policy/optimizer_steps"]) for line in metrics(run)]
+    flags = "--algorithm reinforce_no_baseline --steps 4 --no-eval-first --eval-examples 1"
+    run = loop(*flags.split(), "--prompts-per-step", "2", "--group-size", "2")
+    steps = [(line["policy/skipped_steps"], line["policy/optimizer_steps"]) for line in run.metrics]
     assert steps == [(1, 0)] * 4
-    last = run.parent.parent / "ckpt" / run.name / "step_000004"
-    weights, saved = (load_file(path / "model.safetensors") for path in (run.parent.parent / "model", last))
-    assert all(torch.equal(weights[name], saved[name]) for name in weights)
+    last = run.checkpoints / "step_000004"
+    assert hash_files(run.place / "model")["model.safetensors"] == hash_files(last)["model.safetensors"]
     with pytest.raises(UserError, match="gradient of 5 optimizer steps in a row was not finite"):
-        resume(run, "--steps", "9")
+        run.resume("--steps", "9")
     said = " ".join(capsys.readouterr().err.split())
-    assert f"stopped at step 5; last checkpoint {last}: python -m minrl train --resume {run}" in said
+    assert f"stopped at step 5; last checkpoint {last}: python -m minrl train --resume runs/run" in said
 
 
 def test_an_exact_engine_that_is_not_stops_the_run_before_anything_is_saved(loop, tmp_path, monkeypatch):
@@ -98,7 +78,7 @@ def test_an_exact_engine_that_is_not_stops_the_run_before_anything_is_saved(loop
     monkeypatch.setattr(TorchEngine, "generate", off)
     with pytest.raises(UserError, match=r"step 1 the embedded engine's log-probabilities differ .* by 0.02 nats"):
         loop("--steps", "2", "--no-eval-first", "--save-every", "1")
-    assert not list((tmp_path / "ckpt").glob("*/step_*"))
+    assert not list(tmp_path.glob("checkpoints/*/step_*"))
 
 
 def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(loop, sevens):
@@ -110,61 +90,42 @@ def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(loop, sevens
 
 
 def test_a_task_object_is_trained_by_a_call(sevens_model, sevens, tmp_path, said):
-    sizes = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 4, "eval_examples": 4, "eval_samples": 1}
-    quick = {"preflight": False, "quiet": True, "threads": 1, "device": "cpu", "model_id": sevens_model}
-    folders = {"runs_dir": str(tmp_path / "runs"), "checkpoints_dir": str(tmp_path / "kept")}
+    sizes = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "max_tokens": 4, "eval_examples": 2, "eval_samples": 1}
+    quick = {"preflight": False, "quiet": True, "threads": 1, "device": "cpu"}
+    quick |= {"runs_dir": str(tmp_path / "runs"), "checkpoints_dir": str(tmp_path / "kept")}
 
     def reward(text, example):  # no worker can import it
         logger.info("the program's")
         return count_sevens(text, example)
 
     own = replace(sevens, name="own", reward=reward)
-    summary = minrl.train(TrainerConfig(task=own, **sizes, **quick, **folders))
-    folder, history = Path(summary.pop("folder")), summary.pop("history")
-    assert summary == summary_of(folder) and folder == tmp_path / "runs" / summary["run"]
-    assert history == metrics(folder) and [line["step"] for line in history] == [0, 1, 2]
-    log = (folder / "log.txt").read_text()
+    summary = minrl.train(TrainerConfig(task=own, model_id=sevens_model, **sizes, **quick))
+    folder, history = RunFolder(Path(summary.pop("folder"))), summary.pop("history")
+    assert summary == folder.summary and folder.path == tmp_path / "runs" / summary["run"]
+    assert history == folder.metrics and [line["step"] for line in history] == [0, 1, 2]
+    log = (folder.path / "log.txt").read_text()
     assert "step 2/2" in log and "the program's" not in log
     logger.info("after the run")
     assert "the program's\n" in said and any("step 2/2" in one for one in said) and said[-1] == "after the run\n"
     assert (summary["task"], summary["steps"]) == ("own", 2)
-    assert summary["eval_after"]["pass@1"] is not None
-    # From its weights, in the same process, with another setting. The rollouts of the first and the last step are kept.
-    again = minrl.train(TrainerConfig(task=own, **{**sizes, **quick, "model_id": summary["run"]}, **folders, seed=1))
-    assert again["eval_before"]["pass@1_greedy"] == summary["eval_after"]["pass@1_greedy"]
-    assert again["folder"] == f"{tmp_path}/runs/own-grpo-seed1"
-    assert sorted(path.name[5:11] for path in Path(again["folder"]).glob("rollouts/*")) == ["000001", "000002"]
 
 
-def test_settings_that_were_not_given_follow_from_the_models_size(monkeypatch):
+def test_settings_that_were_not_given_follow_from_the_models_size_and_options_are_those_of_tasks(monkeypatch):
     monkeypatch.setattr("minrl.run.sizes.num_weights", lambda name, runs_dir: 135_000_000)
     opened = []
-    monkeypatch.setattr(trainer, "_run", lambda run, started: opened.append(run.config) or (0, {}))
-    given = {"model_id": "some/model", "device": "cpu", "learning_rate": 3e-4}  # that of the base model
-    minrl.train(TrainerConfig(**given))
-    minrl.train(TrainerConfig(**given).with_settings(seed=1, group_size=2))
-    found = [(one.seed, one.learning_rate, one.group_size, one.max_tokens) for one in opened]
-    assert found == [(0, 3e-4, 8, 64), (1, 3e-4, 2, 64)]
-
-
-def test_options_of_tasks_are_given_in_python(monkeypatch):
-    opened = []
-    monkeypatch.setattr(trainer, "_run", lambda run, started: opened.append(run.options) or (0, {}))
-    minrl.train(TrainerConfig(task="hanoi"), options={"hanoi": {"max_disks": 3}})
-    assert opened[0]["hanoi"].max_disks == 3
+    monkeypatch.setattr(trainer, "_run", lambda run, started: opened.append(run) or (0, {}))
+    given = TrainerConfig(task="hanoi", model_id="some/model", device="cpu", learning_rate=3e-4)  # of the base model
+    minrl.train(given.with_settings(seed=1, group_size=2), options={"hanoi": {"max_disks": 3}})
+    ((config, options),) = ((run.config, run.options) for run in opened)
+    assert (config.seed, config.learning_rate, config.group_size, config.max_tokens) == (1, 3e-4, 2, 64)
+    assert options["hanoi"].max_disks == 3
     with pytest.raises(UserError, match="unknown option 'max_disk' of hanoi: did you mean max_disks"):
         minrl.train(TrainerConfig(task="hanoi"), options={"hanoi": {"max_disk": 3}})
 
 
-@pytest.mark.skipif("MINRL_CHECK_TYPES" in os.environ, reason="wrong types are given on purpose")
+@pytest.mark.skipif("MINRL_CHECK_TYPES" in os.environ, reason="a wrong type is given on purpose")
 def test_what_is_no_config_or_task_is_refused(sevens):
-    own = Task(Dataset([], [Example("1", "1", {})]), lambda text, example: 0.0, name="own")
-    for settings, message in (
-        ({"task": replace(sevens, name="countdown")}, "'countdown' is a built-in task's name"),
-        ({"task": own, "data_path": "rows.jsonl"}, r"takes no data_path, got '.*rows\.jsonl'"),
-        ({"task": 3}, "task must be text, got 3"),
-    ):
-        with pytest.raises(UserError, match=message):
-            minrl.train(TrainerConfig(**settings))
+    with pytest.raises(UserError, match="'countdown' is a built-in task's name"):
+        minrl.train(TrainerConfig(task=replace(sevens, name="countdown")))
     with pytest.raises(UserError, match=r"minrl\.train takes a TrainerConfig, got dict"):
         minrl.train({"steps": 2})

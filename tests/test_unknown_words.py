@@ -2,25 +2,18 @@
 
 import pytest
 
-from minrl.dataflow import Example, Reward, UserError
+from minrl.dataflow import Example, UserError
 from minrl.run.base_model import require_known_prompts, require_known_words
 from minrl.tasks import Dataset, Task
-
-
-def task_of(train, held_out):
-    examples = [[Example(text, text, {}) for text in texts] for texts in (train, held_out)]
-    return Task(Dataset(*examples), lambda text, example: Reward(0.0))
-
 
 KNOWN = [f"numbers {n} {m}" for n in range(9) for m in range(9)]  # 3 tokens each
 
 
 def test_prompts_of_unknown_words_are_refused_in_either_split(policy):
-    strange = ["numbers eins zwei"]
-    for task in (task_of(strange, KNOWN), task_of(KNOWN, strange)):
+    known, strange = ([Example(text, text, {}) for text in texts] for texts in (KNOWN, ["numbers eins zwei"]))
+    for splits in ((strange, known), (known, strange)):
         with pytest.raises(UserError, match=r"66.67% of the tokens of the prompts of mine stand .*'eins', 'zw"):
-            require_known_prompts(policy, "mine", task)
-    require_known_prompts(policy, "mine", task_of(KNOWN[:40], KNOWN[40:]))
+            require_known_prompts(policy, "mine", Task(Dataset(*splits), lambda text, example: 0.0))
 
 
 def test_one_in_a_hundred_may_be_unknown_and_a_tokenizer_of_bytes_lacks_no_word(policy):

@@ -10,11 +10,12 @@ from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy, upd
 from together import together
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
-from minrl.batch import pack
+from minrl.batch import make_batch, pack
 from minrl.dataflow import Reward, TrainState
 from minrl.models.distributed import Processes
 from minrl.models.scoring import score
 from minrl.optimizer import learning_rate
+from minrl.update import current_logprobs
 
 BOUND = 1e-6
 """In double precision; transformers' RMSNorm computes in float32 inside."""
@@ -57,17 +58,10 @@ def norm_of(gradient):
     return math.sqrt(sum(float(one.square().sum()) for one in gradient.values()))
 
 
-def with_given_tokens(rollouts):
-    """Each rollout with three tokens at its end that were not sampled, and that nothing sampled can see."""
-    return [
-        replace(
-            r,
-            ids=[*r.ids, 5, 6 + r.sample, 7],
-            loss_mask=[*r.loss_mask, False, False, False],
-            rollout_logprobs=[*r.rollout_logprobs, 0.0, 0.0, 0.0],
-        )
-        for r in rollouts
-    ]
+def with_given_token(r):
+    """The rollout with a token at its end that was not sampled, and that nothing sampled can see."""
+    logprobs = [*r.rollout_logprobs, 0.0]
+    return replace(r, ids=[*r.ids, 6 + r.sample], loss_mask=[*r.loss_mask, False], rollout_logprobs=logprobs)
 
 
 ORDER = (7, 12, 0, 9, 3, 14, 5, 10, 1, 15, 6, 2, 13, 8, 4, 11)
@@ -77,7 +71,7 @@ ORDER = (7, 12, 0, 9, 3, 14, 5, 10, 1, 15, 6, 2, 13, 8, 4, 11)
 def test_the_gradient_does_not_depend_on_order_micro_batches_given_tokens_or_unscorable_rollouts(
     name, policy, rollouts, whole
 ):
-    others = with_given_tokens([rollouts[index] for index in ORDER if rollouts[index].reward is not None])
+    others = [with_given_token(rollouts[index]) for index in ORDER if rollouts[index].reward is not None]
     assert len(others) < len(rollouts)
     assert_same(gradients(policy, others, settings(name, micro_batch_tokens=30))[0], whole(name))
 
@@ -89,9 +83,8 @@ def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, whole, 
     assert_same(gradients(policy, rollouts, settings(name, micro_batch_tokens=1))[0], whole(name))
 
 
-@pytest.mark.parametrize("gradient", ["exact", "naive"])
-def test_the_gradient_with_kl_and_entropy_does_not_depend_on_micro_batches_or_order(gradient, with_reference, rollouts):
-    changes = {"kl_gradient": gradient, "kl_coef": 0.3, "entropy_coef": 0.2}
+def test_the_gradient_with_kl_and_entropy_does_not_depend_on_micro_batches_or_order(with_reference, rollouts):
+    changes = {"kl_gradient": "exact", "kl_coef": 0.3, "entropy_coef": 0.2}
     expected, metrics = gradients(with_reference, rollouts, settings("grpo", **changes))
     assert_same(gradients(with_reference, rollouts[::-1], settings("grpo", 30, **changes))[0], expected)
     # Group 1 has no spread and takes part all the same; the one rollout that could not be scored does not.
@@ -158,42 +151,25 @@ def test_a_tasks_own_limit_is_the_constant_that_its_tokens_are_divided_by(policy
     assert_same(gradients(policy, own, config)[0], gradients(policy, rollouts, longer)[0])
 
 
-@pytest.mark.parametrize(("changes", "expected"), [
-    # Ratios are 1 and each rollout has the mean of its tokens: -1 and 0.5 over four, three or two that count.
-    ({}, (-1 + 0.5) / 4),
-    ({"mask_truncated": True}, -1 / 3),
-])  # fmt: skip
-def test_what_is_left_out_does_not_count_in_the_normalizer(changes, expected, policy, make_rollout):
+def test_what_is_left_out_does_not_count_in_the_normalizer(policy, make_rollout):
     ends = ("stop", "length", "stop", "stop")
     rollouts = [make_rollout([5, 6], [7 + n] * (n + 1), group=n // 2, finish_reason=e) for n, e in enumerate(ends)]
-    config = settings("grpo", passes_per_step=1, **changes)
-    update, _, _ = updated(policy, rollouts, config, advantages=[1.0, -0.5, 0.0, 0.0], needs_correction=False)
-    assert update.metrics["policy/loss"] == pytest.approx(expected)
-
-
-def test_one_rollout_that_cannot_be_scored_by_the_policy_skips_its_optimizer_step_alone(policy, rollouts):
-    # The token's log-probability at rollout is no number, so is its importance weight; it is in the last minibatch.
-    rollouts[-1].rollout_logprobs[-1] = float("nan")
-    version = policy.version
-    seen, metrics = gradients(policy, rollouts, settings("grpo", passes_per_step=1, minibatches_per_pass=2))
-    assert len(seen) == metrics["policy/optimizer_steps"] == policy.version - version == 1
-    assert metrics["policy/skipped_steps"] == 1 and math.isfinite(metrics["policy/grad_norm"])
-
-
-def sampled_with(policy, rollouts, gaps):
-    """The rollouts' sampled tokens as an engine reports them whose log-probabilities are lower by `gaps`, and what the
-    policy gives them, with the entropies."""
-    scores = [score(policy.model, pack([one], [0]), 1.0) for one in rollouts]
-    for one, (logprobs, _), gap in zip(rollouts, scores, gaps, strict=True):
-        one.rollout_logprobs[-len(gap) :] = [value - g for value, g in zip(logprobs.tolist(), gap, strict=True)]
-    return [[column.detach() for column in both] for both in scores]
+    # Ratios are 1 and each rollout has the mean of its tokens: -1 and 0.5 over four, or the first over three.
+    for masked, expected in ((False, (-1 + 0.5) / 4), (True, -1 / 3)):
+        config = settings("grpo", passes_per_step=1, mask_truncated=masked)
+        update, _, _ = updated(policy, rollouts, config, advantages=[1.0, -0.5, 0.0, 0.0], needs_correction=False)
+        assert update.metrics["policy/loss"] == pytest.approx(expected)
 
 
 def test_the_report_of_an_update_by_hand(policy, make_rollout):
     # Three rollouts of one prompt: 2 tokens of advantage 1, 3 of 0, which are counted and not computed, and 1 of -1.
     rollouts = [make_rollout([5, 6], [7, 8]), make_rollout([5, 6], [8, 9, 10]), make_rollout([5, 6], [9])]
-    scores = sampled_with(policy, rollouts, [[0.1, 1.0], [0.0] * 3, [-0.5]])
+    with torch.no_grad():
+        scores = [score(policy.model, pack([one], [0]), 1.0) for one in rollouts]
     (first, first_entropy), _, (last, last_entropy) = scores
+    # The engine's log-probabilities are lower by 0.1, 1 and -0.5.
+    rollouts[0].rollout_logprobs[2:] = [float(first[0]) - 0.1, float(first[1]) - 1.0]
+    rollouts[2].rollout_logprobs[2:] = [float(last[0]) + 0.5]
     raw = [math.exp(0.1), math.e, math.exp(-0.5)]
     used = [raw[0], 2.0, raw[2]]  # e is above the cap of 2
     config, advantages = settings("reinforce_no_baseline", 3, **PLAIN), [1.0, 0.0, -1.0]
@@ -232,17 +208,14 @@ def test_the_report_of_an_update_by_hand(policy, make_rollout):
 
 
 def test_ratios_and_what_is_clipped_are_those_of_the_policy_that_has_moved(policy, rollouts):
-    # The second pass is at the weights that the first one's step led to: minus the learning rate times its gradient.
-    stream = pack(rollouts, range(len(rollouts)))
-    before = score(policy.model, stream, 1.0)[0].detach()
-    changes = {"passes_per_step": 2, "importance_cap": 0.0, "clip_low": 0.01, "clip_high": 0.02}
-    (gradient, _), metrics = gradients(policy, rollouts, settings("grpo", **changes))
-    weights = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    # The second pass is at the weights that the first one's step led to.
+    changes = {"importance_cap": 0.0, "clip_low": 0.01, "clip_high": 0.02}
+    _, metrics = gradients(policy, rollouts, settings("grpo", passes_per_step=2, **changes))
+    moved, stream = tiny_policy(policy.processes), pack(rollouts, range(len(rollouts)))
+    moved.model.load_state_dict(updated(policy, rollouts, settings("grpo", passes_per_step=1, **changes))[2])
     with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            weight -= FIRST_RATE * gradient[name]
-        ratio = (score(policy.model, stream, 1.0)[0] - before).exp()
-    policy.model.load_state_dict(weights)
+        after, before = (score(one.model, stream, 1.0)[0] for one in (moved, policy))
+    ratio = (after - before).exp()
     advantages = compute_advantages(rollouts, choose_algorithm(settings("grpo")), settings("grpo"), TrainState()).values
     of_token = torch.repeat_interleave(advantages, torch.tensor([r.num_sampled for r in rollouts]))
     trained = int((of_token != 0).sum())
@@ -259,30 +232,38 @@ def test_passes_and_minibatches_multiply(policy, rollouts):
     steps, metrics = gradients(policy, rollouts, settings("grpo", passes_per_step=2, minibatches_per_pass=2))
     assert len(steps) == metrics["policy/optimizer_steps"] == policy.version - version == 4
     assert metrics["policy/grad_norm"] == pytest.approx(sum(map(norm_of, steps)) / 4)
-    _, one_pass = gradients(policy, rollouts, settings("grpo", passes_per_step=1, minibatches_per_pass=2))
-    assert one_pass["policy/ratio_max"] > 1  # the second minibatch meets a policy that has moved
+    one_pass = settings("grpo", passes_per_step=1, minibatches_per_pass=2)
+    assert gradients(policy, rollouts, one_pass)[1]["policy/ratio_max"] > 1  # the second minibatch's policy has moved
+    rollouts[-1].rollout_logprobs[-1] = math.nan  # its importance weight, and the gradient of its minibatch alone
+    seen, metrics = gradients(policy, rollouts, one_pass)
+    assert (len(seen), metrics["policy/optimizer_steps"], metrics["policy/skipped_steps"]) == (1, 1, 1)
+    assert metrics["policy/grad_norm"] == pytest.approx(norm_of(seen[0]))
+
+
+def test_the_log_probabilities_and_the_teachers_preference_of_each_token_are_reported(policy, rollouts):
+    rollouts, config = [one for one in rollouts if one.reward is not None], settings("distill", passes_per_step=1)
+    with torch.no_grad():
+        stream = pack(rollouts, range(len(rollouts)))
+        own, teacher = (score(model, stream, 1.0)[0] for model in (policy.model, policy.teacher))
+    update, _, _ = updated(policy, rollouts, config, needs_correction=False)
+    now = current_logprobs(policy, make_batch(rollouts, torch.zeros(len(rollouts))), config, 1.0)
+    for found, expected in ((update.preference, teacher - own), (update.logprobs, own), (now, own)):
+        torch.testing.assert_close(found, expected, atol=BOUND, rtol=0)
 
 
 def test_kl_and_entropy_are_added_to_the_loss_by_token_weight(with_reference, rollouts):
-    """The gradient of what is added, against autograd over the whole logits of each rollout by itself."""
-    policy, model, kl_coef, entropy_coef = with_reference, with_reference.model, 0.3, 0.2
+    policy, kl_coef, entropy_coef = with_reference, 0.3, 0.2
     changes = {"passes_per_step": 1, "kl_gradient": "naive", "kl_estimator": "k2", "importance_cap": 0.0}
     base, plain = gradients(policy, rollouts, settings("grpo", **changes))
     full, metrics = gradients(policy, rollouts, settings("grpo", kl_coef=kl_coef, entropy_coef=entropy_coef, **changes))
-    model.zero_grad()
-    scored, penalties = [r for r in rollouts if r.reward is not None], []
-    for rollout in scored:
-        ids, mask = torch.tensor([rollout.ids]), torch.tensor(rollout.loss_mask[1:])
-        logprobs = model(ids).logits[0, :-1].log_softmax(-1)
-        reference = policy.reference(ids).logits[0, :-1].log_softmax(-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        label = ids[0, 1:, None]
-        kl = (logprobs.gather(1, label) - reference.gather(1, label))[:, 0] ** 2 / 2
-        penalties += kl[mask].tolist()
-        added = ((kl_coef * kl - entropy_coef * entropy) * mask).sum()
-        (added / (len(scored) * rollout.num_sampled)).backward()
-    for name, weight in model.named_parameters():
-        torch.testing.assert_close(full[0][name] - base[0][name], weight.grad, atol=1e-6, rtol=0)
-    model.zero_grad()
-    assert metrics["policy/ref_kl"] == pytest.approx(sum(penalties) / len(penalties), abs=1e-6)
+    scored = [r for r in rollouts if r.reward is not None]
+    stream = pack(scored, range(len(scored)))
+    logprobs, entropy = score(policy.model, stream, 1.0)
+    kl = (logprobs - score(policy.reference, stream, 1.0)[0]) ** 2 / 2
+    weights = [1 / (len(scored) * r.num_sampled) for r in scored for _ in range(r.num_sampled)]
+    added = ((kl_coef * kl - entropy_coef * entropy) * torch.tensor(weights, dtype=torch.float64)).sum()
+    parameters = dict(policy.model.named_parameters())
+    for name, gradient in zip(parameters, torch.autograd.grad(added, [*parameters.values()]), strict=True):
+        torch.testing.assert_close(full[0][name] - base[0][name], gradient, atol=1e-6, rtol=0)
+    assert metrics["policy/ref_kl"] == pytest.approx(kl.mean().item(), abs=1e-6)
     assert "policy/ref_kl" not in plain

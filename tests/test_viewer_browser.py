@@ -38,10 +38,6 @@ def chromium():
     browser.quit()
 
 
-def make_page(folder):
-    return write_page(RunFolder(folder), RolloutsConfig())
-
-
 class Page:
     """What a reader does and sees."""
 
@@ -66,13 +62,10 @@ class Page:
         return self.text("#tip")
 
     def text(self, selector):
-        return self.run("return document.querySelector(arguments[0]).innerText", selector)
+        return self.run("return document.querySelector(arguments[0]).innerText", selector).strip()
 
     def texts(self, selector):
         return self.run("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
-
-    def count(self, selector):
-        return self.run("return document.querySelectorAll(arguments[0]).length", selector)
 
     def keys(self, *keys):
         from selenium.webdriver import ActionChains
@@ -82,81 +75,60 @@ class Page:
 
 
 @pytest.fixture
-def open_page(chromium):
-    """Opens a page, and at the end sees that the browser had nothing to complain about and asked nobody."""
-    pages = []
+def open_page(chromium, tmp_path):
+    """Opens the page of a run with these rollouts, and at the end sees that the browser had nothing to complain about
+    and asked nobody.
+    """
 
-    def opened(path):
-        pages.append(Page(chromium, path.as_uri()))
-        return pages[-1]
+    def opened(steps, evaluated=()):
+        folder = write_run(tmp_path / "run", steps)
+        if evaluated:
+            write_packed(folder / "evaluations/step_000030.jsonl.gz", evaluated)
+        return Page(chromium, write_page(RunFolder(folder), RolloutsConfig()).as_uri())
 
     yield opened
-    if pages:
-        assert pages[-1].run("return performance.getEntriesByType('resource').map((e) => e.name)") == []
+    assert chromium.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)") == []
     assert [entry["message"] for entry in chromium.get_log("browser")] == []
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """Three steps: three rollouts of one group that can be told apart, and a held-out example at each step."""
+@pytest.fixture
+def page(open_page):
+    """Three steps: two rollouts of one group and a held-out one at each, and a row of an evaluation."""
     steps = {}
     for step in (10, 20, 30):
-        group = [
-            line([[" first", " of", f" {step}"]], sample=0, reward=Reward(0.0, {"format": 0.0}), advantage=-1.0),
-            line([[" second", "<end>"]], sample=1, reward=Reward(1.0, {"format": 1.0}), advantage=2.0),
-            line([[" third", " cut"]], sample=2, reward=Reward(0.5), finish_reason="length", advantage=0.0),
-        ]
-        group[1]["rollout_logprobs"], group[1]["logprobs"] = [0.0, -6.0, -0.0], [-6.0001, -0.0001]
-        kept = line([[f" held at {step}"]], purpose="held_out", example_id="kept", prompt="what is kept")
-        steps[step] = [*group, kept]
-    folder = write_run(tmp_path_factory.mktemp("runs") / "three", steps)
+        first = line([[" first", " of", f" {step}"]], reward=Reward(0.0, {"format": 0.0}), advantage=-1.0)
+        second = line([[" second", "<end>"]], sample=1, reward=Reward(1.0, {"format": 1.0}), advantage=2.0)
+        second["rollout_logprobs"] = [0.0, -6.0, -0.0]
+        steps[step] = [first, second, line([[f" held at {step}"]], purpose="held_out", example_id="kept")]
     asked = [{"role": "system", "content": "brief"}, {"role": "user", "content": "evaluated?"}]
     row = {"task": "countdown", "example_id": "e", "role": "policy", "mode": "greedy", "sample": 0, "prompt": asked}
     row |= {"completion": "said when evaluated", "tokens": 3, "truncated": False, "reward": 1.0, "solved": True}
-    write_packed(folder / "evaluations/step_000030.jsonl.gz", [row | {"parts": {"format": 1.0}}])
-    return folder
-
-
-@pytest.fixture
-def page(run_folder, open_page):
-    return open_page(make_page(run_folder))
+    return open_page(steps, [row | {"parts": {"format": 1.0}}])
 
 
 ROWS = "#board .rollout .wrote"
-ESCAPE, LEFT, RIGHT = "\ue00c", "\ue012", "\ue014"
+ESCAPE, RIGHT = "\ue00c", "\ue014"
 
 
-def test_nothing_that_a_model_wrote_becomes_html(tmp_path, open_page):
+def test_nothing_that_a_model_wrote_becomes_html(open_page):
     one = line([HOSTILE], prompt="<b>bold</b></script>", example_id="<i>id</i>", shown="<u>")
     two = line([HOSTILE, HOSTILE], group=1, slot=1, roles=("<script>alert(3)</script>",))
-    page = open_page(make_page(write_run(tmp_path / "run", {10: [one, two]})))
-    scripts = page.count("script")
-    assert page.count("#board img, #board b b, #board i, #board u, #board script") == 0
+    page = open_page({10: [one, two]})
+    scripts = page.texts("script")
+    assert page.texts("#board img, #board b b, #board i, #board u, #board script") == []
     (text, *_) = page.texts(ROWS)
     written = [r"\u{2028}", r"\u{d800}", r"\u{1b}[31m", r"\u{202e}gnp.exe", "x" * 3000, r"\u{d}", "👩‍👩‍👧"]
     assert [one for one in (*HOSTILE[:3], *written) if one not in text] == []
     assert "<b>bold</b></script>" in page.texts(".prompt .shown")
     assert "<i>id</i>" in page.texts(".group h3")
     page.run("document.querySelectorAll('.rollout > summary').forEach((row) => row.click())")
-    assert page.count("script") == scripts
+    assert page.texts("script") == scripts
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")  # long tokens are broken
 
 
-def test_the_question_is_seen_before_the_prompt_is_opened_and_the_whole_prompt_after(tmp_path, open_page):
-    system, question = "You are a helpful assistant. " * 20, "What is 3 + 5?"
-    prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    message = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    lines = [line([[" 8"]], prompt=prompt, message=message), line([[" 9"]], prompt="numbers 3 5", group=1, slot=1)]
-    page = open_page(make_page(write_run(tmp_path / "run", {10: lines})))
-    assert [page.text(f".group:nth-of-type({n}) .prompt").strip() for n in (1, 2)] == [question, "numbers 3 5"]
-    page.run("document.querySelector('.prompt summary').click()")
-    assert page.text(".prompt").strip() == prompt.strip()
-
-
-def test_script_that_gets_into_the_page_is_not_run(tmp_path, open_page, chromium):
+def test_script_that_gets_into_the_page_is_not_run(open_page, chromium):
     """The second wall: were a text put in as HTML after all, the page's policy would refuse it."""
-    path = make_page(write_run(tmp_path / "run", {10: [line([[" a"]])]}))
-    page = open_page(path)
+    page = open_page({10: [line([[" a"]])]})
     page.run("document.body.insertAdjacentHTML('beforeend', '<img src onerror=\"window.broken = 1\">')")
     page.run("const s = document.createElement('script'); s.textContent = 'window.broken = 1'; document.body.append(s)")
     time.sleep(0.2)
@@ -165,24 +137,8 @@ def test_script_that_gets_into_the_page_is_not_run(tmp_path, open_page, chromium
     assert refused and all("Content Security Policy" in entry["message"] for entry in refused)
 
 
-def test_a_file_that_cannot_be_read_costs_its_step(tmp_path, open_page):
-    folder = write_run(tmp_path / "run", {10: [line([[" a"]])], 20: [line([[" b"]])], 30: []})
-    torn = folder / "rollouts/step_000020.jsonl.gz"
-    torn.write_bytes(torn.read_bytes()[:60])
-    write_packed(folder / "rollouts/step_000030.jsonl.gz", [{"schema": 1, "purpose": "train"}])
-    page = open_page(make_page(folder))
-    assert "it has rollouts of schema 1; this page reads 2" in page.text("#board")
-    page.keys(LEFT)
-    page.wait("return document.querySelector('#board').dataset.step === '20'")
-    assert "Step 20: its file cannot be read" in page.text("#board")
-    page.keys(LEFT)
-    page.wait("return document.querySelector('#board').dataset.step === '10'")
-    assert page.texts(ROWS) == [" a"]
-
-
-def test_steps_are_picked_by_click_and_key_and_searched(page):
-    assert page.texts("#steps .number") == ["10", "20", "30"]
-    assert " first of 30" in page.texts(ROWS)
+def test_steps_are_picked_by_click_and_key_and_searched_and_an_evaluation_is_read_like_them(page):
+    assert page.texts("#steps .number") == ["10", "20", "30"] and " first of 30" in page.texts(ROWS)
     page.run("document.querySelector('#steps button').click()")
     page.wait("return document.querySelector('#summary').textContent.startsWith('Step 10')")
     assert " first of 10" in page.texts(ROWS)
@@ -192,34 +148,27 @@ def test_steps_are_picked_by_click_and_key_and_searched(page):
     page.wait("return document.querySelectorAll('#board .rollout').length === 1")
     assert page.texts(ROWS) == [" second<end>"]
     page.keys(ESCAPE)
-    page.wait("return document.querySelectorAll('#board .rollout').length === 4")
+    page.wait("return document.querySelectorAll('#board .rollout').length === 3")
+    page.run("[...document.querySelectorAll('#steps button')].at(-1).click()")
+    page.wait("return document.querySelector('#summary').textContent.startsWith('Step 30')")
+    page.run("const show = document.getElementById('show'); show.value = 'evaluation'; show.onchange()")
+    assert page.texts(ROWS) == ["said when evaluated"]
+    page.wait("return document.querySelector('.prompt').innerText.trim() === 'evaluated?'")
+    assert "greedy" in page.text(".facts") and "evaluation · " in page.text(".group p")
 
 
-def test_a_rollout_opens_in_place_and_a_token_has_its_numbers(page):
-    closed = "return [...document.querySelectorAll('#board .rollout')].every((row) => !row.open)"
-    assert page.run(closed)
-    page.run("document.querySelector('#board .rollout > summary').click()")
-    assert not page.run(closed)
+def test_a_token_has_its_numbers(page):
     tip = page.hover(" second")
     assert "1 of 2" in tip and "−6" in tip and str(2**62 + 1) in tip and "+2" in tip
     page.keys(ESCAPE)
     assert page.run("return document.getElementById('tip').hidden")
 
 
-def test_a_turn_shows_its_reward_and_its_advantage_where_it_has_its_own(tmp_path, open_page):
-    turns, reward = [[" one", " two"], [" three"]], Reward(1.25, maximum=2.0)
-    own = line(turns, advantage=[0.5, -0.125], turn_rewards=[0.25, 0.0], reward=reward)
-    summed = line(turns, group=1, slot=1, advantage=2.0, turn_rewards=[0.25, 0.0], reward=reward)
-    alone = line(turns, group=2, slot=2, advantage=2.0)
-    page = open_page(make_page(write_run(tmp_path / "run", {10: [own, summed, alone]})))
+def test_a_turn_shows_its_reward_and_its_advantage_where_it_has_its_own(open_page):
+    turns = [[" one", " two"], [" three"]]
+    own = line(turns, advantage=[0.5, -0.125], turn_rewards=[0.25, 0.0])
+    summed = line(turns, group=1, slot=1, advantage=2.0, turn_rewards=[0.25, 0.0])
+    page = open_page({10: [own, summed]})
     heads = ["turn 1 · reward 0.25 · adv +0.5", "turn 2 · reward 0 · adv −0.125"]
     assert page.texts("#board .rollout h4") == [*heads, "turn 1 · reward 0.25", "turn 2 · reward 0"]
-    assert ["adv" in facts for facts in page.texts("#board .facts")] == [False, True, True]
-    tips = [page.hover(token) for token in (" one", " two", " three")]
-    assert ["+0.5" in tip for tip in tips] == [True, True, False] and "−0.125" in tips[2]
-
-
-def test_the_rows_of_an_evaluation_are_read_like_rollouts(page):
-    page.run("const show = document.getElementById('show'); show.value = 'evaluation'; show.onchange()")
-    assert page.texts(ROWS) == ["said when evaluated"] and page.text(".prompt").strip() == "evaluated?"
-    assert "greedy" in page.text(".facts") and "evaluation · " in page.text(".group p")
+    assert "−0.125" in page.hover(" three")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import threading
 from contextlib import ExitStack, closing
@@ -12,19 +11,16 @@ import pytest
 import torch
 from crew import crew
 
-from minrl.config import TrainerConfig
 from minrl.dataflow import Request, UserError
 from minrl.engines import Engine, Sampling, make_engine, vllm_server
 from minrl.engines.torch_engine import TorchEngine, mix_seed
-from minrl.engines.vllm_server import DESCRIBE, Connection, ServerEngine, server_command, server_urls
+from minrl.engines.vllm_server import server_command, server_urls
 from minrl.engines.vllm_sync import SyncError
 from minrl.models.distributed import Processes
 from minrl.models.sharding import named_weights, sharded_policy
-from minrl.run.checkpoint import save_policy
-from tests.conftest import CPU
+from tests.conftest import CPU, improve
 from tests.fake_vllm import FakeVllm
 from tests.parsed import sized
-from tests.runs import Run
 
 REQUESTS = [Request([5 + index // 2, 6, 7], 2**40 + index, 3 + index % 3) for index in range(8)]
 SAMPLING = Sampling(0.9, frozenset([2]))
@@ -36,24 +32,22 @@ def servers(policy):
         yield [stack.enter_context(closing(FakeVllm(policy))) for _ in range(2)]
 
 
-def config_of(servers, folder, **changes) -> TrainerConfig:
-    urls = ",".join(server.url for server in servers)
-    config = sized(engine="vllm-server", engine_urls=urls, engine_weights_dir=str(folder), **changes)
-    for server in servers:
-        server.config = config
-    return config
+@pytest.fixture
+def config(servers, tmp_path):
+    return config_of(servers, tmp_path)
 
 
 @pytest.fixture
-def engine(servers, policy, tmp_path) -> ServerEngine:
-    return make_engine(config_of(servers, tmp_path), policy)
+def engine(config, policy):
+    return make_engine(config, policy)
 
 
-def improve(policy, size: float = 1e-2) -> None:
-    with torch.no_grad():
-        for weight in policy.model.parameters():
-            weight.add_(size * torch.randn_like(weight))
-    policy.version += 1
+def config_of(servers, folder):
+    urls = ",".join(server.url for server in servers)
+    config = sized(engine="vllm-server", engine_urls=urls, engine_weights_dir=str(folder))
+    for server in servers:
+        server.config = config
+    return config
 
 
 def own_completions(policy, sampling=SAMPLING):
@@ -61,32 +55,29 @@ def own_completions(policy, sampling=SAMPLING):
     return TorchEngine(policy).generate(mixed, sampling)
 
 
-def same(found, expected) -> bool:
+def same(found, expected):
     assert [(one.ids, one.finish_reason) for one in found] == [(one.ids, one.finish_reason) for one in expected]
     torch.testing.assert_close([o.logprobs for o in found], [o.logprobs for o in expected], atol=1e-5, rtol=0)
     return True
 
 
-def test_servers_sample_with_the_policys_weights_each_prompt_in_one_place(servers, policy, tmp_path, monkeypatch):
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):  # no proxy is asked
-        monkeypatch.setitem(os.environ, name, "http://127.0.0.1:9")
-    engine = make_engine(config_of(servers, tmp_path), policy)
+def test_servers_sample_with_the_policys_weights_each_prompt_in_one_place(engine, servers, policy, tmp_path):
     assert isinstance(engine, Engine) and engine.needs_correction and engine.cores == 0
     ids = max((one.ids for one in own_completions(policy)), key=len)
     stopped = Sampling(0.9, frozenset([ids[-2]]), (policy.decode_all(ids[1:2]),))
     assert same(engine.generate(REQUESTS, stopped), own_completions(policy, stopped))
+    assert same(engine.generate(REQUESTS, SAMPLING), own_completions(policy))
+    improve(policy)
+    with pytest.raises(SyncError, match="update 0 and the policy is at 1"):
+        engine.generate(REQUESTS, SAMPLING)
+    engine.sync(policy)
     engine.take_facts()
-    for _ in range(2):
-        assert same(engine.generate(REQUESTS, SAMPLING), own_completions(policy))
-        improve(policy)
-        with pytest.raises(SyncError, match=r"update 0 and the policy is at 1|update 1 and the policy is at 2"):
-            engine.generate(REQUESTS, SAMPLING)
-        engine.sync(policy)
+    assert same(engine.generate(REQUESTS, SAMPLING), own_completions(policy))
     engine.sync(policy)  # after a step without a gradient
     prompts = [{tuple(ids) for ids in server.prompts()} for server in servers]
     assert all(len(one) == 2 for one in prompts) and not prompts[0] & prompts[1]
     facts = engine.take_facts()
-    assert facts["prompt_tokens"] - facts["prompt_tokens_computed"] == 2 * len(REQUESTS)
+    assert facts["prompt_tokens"] - facts["prompt_tokens_computed"] == len(REQUESTS)
     assert facts["engine/sync_gap_max"] < 1e-5 and facts["engine/sync_checked_tensors"] > 20
     assert {path.name for path in tmp_path.iterdir()} == {"shape"}  # the weights do not stay
     assert json.loads((tmp_path / "shape/config.json").read_text())["architectures"] == [type(policy.model).__name__]
@@ -101,12 +92,6 @@ def test_a_server_that_did_not_load_the_weights_is_caught_however_small_the_step
         engine.generate(REQUESTS, SAMPLING)
 
 
-def test_a_server_that_computes_another_model_is_refused_at_the_start(servers, policy, tmp_path):
-    servers[0].score = lambda ids: [-1.0] * (len(ids) - 1)
-    with pytest.raises(UserError, match=rf"vLLM 0.32 at {servers[0].url} does not compute Qwen3ForCausalLM"):
-        make_engine(config_of(servers, tmp_path), policy)
-
-
 def test_completions_are_reported_as_they_arrive_and_each_once(engine, servers, policy):
     released, told = threading.Event(), []
 
@@ -114,42 +99,37 @@ def test_completions_are_reported_as_they_arrive_and_each_once(engine, servers, 
         if body.get("seed") == mix_seed(REQUESTS[5].seed):
             assert released.wait(60)
 
-    for server in servers:
-        server.act = act
-
     def hear(completions):
         told.extend(completions)
         asyncio.run(asyncio.sleep(0))  # who listens may run a loop of its own
         if len(told) == len(REQUESTS) - 1:
             released.set()
 
+    for server in servers:
+        server.act = act
     completions = engine.generate(REQUESTS, SAMPLING, on_end=hear)
     assert same(completions, own_completions(policy))
     assert told[-1][0] == 5 and sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
-
-    def broken(completions):
-        raise RuntimeError("not now")
-
-    with pytest.raises(RuntimeError, match="not now"):
-        engine.generate(REQUESTS, SAMPLING, on_end=broken)
-    assert same(engine.generate(REQUESTS, SAMPLING), completions)
 
 
 def test_an_answer_without_a_completion_or_none_in_time_ends_the_run_in_one_line(engine, servers):
     ended = threading.Event()
     choice = {"finish_reason": "abort", "token_ids": [], "logprobs": {"token_logprobs": []}}  # vLLM's on SIGTERM
-    engine.config = replace(engine.config, engine_timeout_s=0.3)
-    kept = {"success": False}
-    servers[0].act = lambda path, body: kept if path == "/reset_prefix_cache" else None
+    servers[0].act = lambda path, body: {"success": False} if path == "/reset_prefix_cache" else None
     with pytest.raises(UserError, match="did not empty its prefix cache"):
         engine.sync(engine.policy)
     servers[0].act = lambda path, body: None
     engine.sync(engine.policy)
-    for answer, expected in (
-        (lambda: {"choices": [choice], "usage": {}}, "it ended a completion with 'abort'"),
-        (lambda: (500, b"EngineDeadError\nmore"), "/v1/completions answers with status 500: EngineDeadError more"),
-        (lambda: ended.wait(60) and None, "no answer within 0.3 s (--engine-timeout-s)"),
+    for answer, limit_s, expected in (
+        (lambda: {"choices": [choice], "usage": {}}, 60, "it ended a completion with 'abort'"),
+        (
+            lambda: (500, {}, "EngineDeadError\nmore"),
+            60,
+            "/v1/completions answers with status 500: EngineDeadError more",
+        ),
+        (lambda: ended.wait(60) and None, 0.2, "no answer within 0.2 s (--engine-timeout-s)"),
     ):
+        engine.config = replace(engine.config, engine_timeout_s=limit_s)
         for server in servers:
             server.act = lambda path, body, answer=answer: answer() if "seed" in body else None
         with pytest.raises(UserError, match=re.escape(expected)) as caught:
@@ -158,33 +138,20 @@ def test_an_answer_without_a_completion_or_none_in_time_ends_the_run_in_one_line
     ended.set()
 
 
-def test_a_server_that_dies_ends_the_run_and_says_how_to_start_it_and_to_resume(servers, policy, tmp_path):
-    engine = make_engine(config_of(servers, tmp_path), policy, resumption=lambda: "resume with: minrl train --resume x")
+def test_a_server_that_dies_ends_the_run_and_says_how_to_start_it_and_to_resume(servers, policy, config, tmp_path):
+    engine = make_engine(config, policy, resumption=lambda: "resume with: minrl train --resume x")
     servers[0].act = lambda path, body: servers[0].die() if path == "/v1/completions" else None
     with pytest.raises(UserError, match=r"no connection") as caught:
         engine.generate(REQUESTS, SAMPLING)
-    said = str(caught.value)
+    said, command = str(caught.value), server_command(engine._served, policy, servers[0].url)
     assert said.startswith(servers[0].url) and "\n" not in said
-    command = server_command(engine._served, policy, servers[0].url)
     assert f"start it with: {command}; resume with: minrl train --resume x" in said
-    engine.close()
+    (tmp_path / "update-000002-abc").mkdir()  # weights of the run that was killed
+    (tmp_path / ".update-000003-abc.tmp").mkdir()  # the next ones, half written
     with closing(FakeVllm(policy, servers[0].port)) as again:  # started again, for a run that is resumed
         resumed = make_engine(config_of([again, servers[1]], tmp_path), policy)
         assert same(resumed.generate(REQUESTS, SAMPLING), own_completions(policy))
-
-
-def test_a_connection_that_was_idle_is_not_used_again(servers, monkeypatch):
-    """vLLM closes it after a while, perhaps while a request is on its way."""
-    monkeypatch.setattr(vllm_server, "IDLE_S", 0.05)
-
-    async def three_times():
-        async with Connection(60.0) as connection:
-            for pause in (0.0, 0.3, 0.0):
-                await connection.call(servers[0].url, DESCRIBE)
-                await asyncio.sleep(pause)
-
-    asyncio.run(three_times())
-    assert len(servers[0].open) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["shape"]
 
 
 def test_what_was_sampled_with_other_weights_ends_the_run(engine, servers):
@@ -197,34 +164,21 @@ def test_what_was_sampled_with_other_weights_ends_the_run(engine, servers):
         engine.generate(REQUESTS, SAMPLING)
 
 
-OTHER_KINDS = [
-    ({"version": "0.25"}, "has version '0.25' in place of '0.32'"),
-    ({"model": "/of/another/run"}, "has model '/of/another/run' in place of '{folder}/shape'"),
-    ((500, b"no attribute 'minrl_describe'"), "status 500: no attribute 'minrl_describe'"),
-]
+def test_a_server_of_another_kind_is_refused_with_the_command_of_the_right_one(servers, policy, config, tmp_path):
+    servers[1].other = {"version": "0.25"}
+    with pytest.raises(UserError, match=r"has version '0\.25' in place of '0\.32'") as caught:
+        make_engine(config, policy)
+    started = f"python -m vllm.entrypoints.openai.api_server --model {tmp_path}/shape"
+    assert f"VLLM_SERVER_DEV_MODE=1 VLLM_USE_FLASHINFER_SAMPLER=0 {started}" in str(caught.value)
+    assert f"--host 127.0.0.1 --port {servers[1].port} --dtype float32 --max-model-len 1024" in str(caught.value)
 
 
-def test_a_server_of_another_kind_is_refused_with_the_command_of_the_right_one(servers, policy, tmp_path):
-    for other, expected in OTHER_KINDS:
-        if isinstance(other, dict):
-            servers[1].other = other
-        else:
-            servers[1].act = lambda path, body, other=other: other if path == "/collective_rpc" else None
-        with pytest.raises(UserError) as caught:
-            make_engine(config_of(servers, tmp_path), policy)
-        said = str(caught.value)
-        assert expected.format(folder=tmp_path) in said and "\n" not in said
-        started = f"python -m vllm.entrypoints.openai.api_server --model {tmp_path}/shape"
-        assert f"VLLM_SERVER_DEV_MODE=1 VLLM_USE_FLASHINFER_SAMPLER=0 {started}" in said
-        assert f"--host 127.0.0.1 --port {servers[1].port} --dtype float32 --max-model-len 1024" in said
-
-
-def test_servers_that_are_not_there_are_waited_for(servers, policy, tmp_path, said, monkeypatch):
+def test_servers_that_are_not_there_are_waited_for(servers, policy, config, said, monkeypatch):
     monkeypatch.setattr(vllm_server, "PAUSE_S", 0.01)
     monkeypatch.setattr(vllm_server, "START_S", 0.1)
     servers[0].close()
     with pytest.raises(UserError, match=rf"{servers[0].url}: no connection .*; start it with: ") as error:
-        make_engine(config_of(servers, tmp_path), policy)
+        make_engine(config, policy)
     assert "--no-enable-chunked-prefill" in str(error.value)  # with which a seed ends vLLM on a CPU
     assert sum(f"waiting for {servers[0].url}" in line for line in said) == 1
 
@@ -233,68 +187,34 @@ def test_urls_of_servers_are_host_and_port_and_each_is_named_once():
     for urls, expected in (
         (["http://127.0.0.1:8000/v1"], "names servers as http://HOST:PORT"),
         (["http://127.0.0.1"], "names servers as http://HOST:PORT"),
-        (["127.0.0.1:8000"], "must begin with http"),
         (["http://a:1", "http://a:1/"], "names a server twice"),
     ):
-        with pytest.raises(UserError, match=expected) as caught:
+        with pytest.raises(UserError, match=expected):
             server_urls(urls)
-        assert "\n" not in str(caught.value)
 
 
 def sampled_with_shards(policy, config):
-    """What a process with a part of the weights samples of its part of the requests, before and after an update."""
+    """What a process with a part of the weights samples of its part of the requests, after an update."""
     with Processes(CPU).open() as processes:
         own = sharded_policy(lambda: policy, processes, "full")
-        assert {type(weight).__name__ for weight in named_weights(own.model).values()} == {"DTensor"}
-        engine, found = make_engine(config, own), []
-        for _ in range(2):
-            found.append(engine.generate(REQUESTS[processes.rank :: 2], SAMPLING))
-            with torch.no_grad():
-                for weight in named_weights(own.model).values():
-                    weight.mul_(1.05)
-            own.version += 1
-            engine.sync(own)
-        facts = engine.take_facts()
-        engine.close()
-        return found, facts
-
-
-@pytest.mark.slow
-def test_servers_get_the_weights_of_shards(servers, policy, tmp_path):
-    (first, facts), (second, _) = crew(2, sampled_with_shards, policy, config_of(servers, tmp_path))
-    for before, after in zip(first, second, strict=True):
-        whole = own_completions(policy)
-        assert same(before, whole[::2]) and same(after, whole[1::2])
+        engine = make_engine(config, own)
         with torch.no_grad():
-            for weight in policy.model.parameters():
+            for weight in named_weights(own.model).values():
+                assert type(weight).__name__ == "DTensor"
                 weight.mul_(1.05)
-    assert facts["engine/sync_checked_tensors"] > 20 and facts["engine/sync_gap_max"] < 1e-4
-    reloads = [[body for _, body in server.asked if body.get("method") == "minrl_reload"] for server in servers]
-    assert list(map(len, reloads)) == [3, 3]  # each update once, by one process
+        own.version += 1
+        engine.sync(own)
+        return engine.generate(REQUESTS[processes.rank :: 2], SAMPLING), engine.take_facts()
 
 
 @pytest.mark.slow
-def test_a_run_resumes_with_other_servers(servers, policy, tmp_path):
-    save_policy(policy, tmp_path / "model")
-    run = Run(tmp_path, str.split(f"""--model-id {tmp_path}/model --prompts-per-step 2 --group-size 2 --max-tokens 3
-        --no-preflight --steps 1 --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --threads 1
-        --device cpu --reward-workers 1 --quiet"""))  # fmt: skip
-
-    def at(server):
-        config = config_of([server], tmp_path / server.url[-4:])
-        words = "--engine-urls", config.engine_urls, "--engine-weights-dir", config.engine_weights_dir
-        return "--engine", "vllm-server", *words
-
-    assert run.here(*at(servers[0])) == 0
-    servers[0].close()
-    assert run.resume("--steps", 2, "--quiet", *at(servers[1])) == 0
-    stored = json.loads((run.folder / "config.json").read_text())["config"]
-    assert stored["engine_urls"] == servers[1].url
-    assert stored["engine_weights_dir"] == str(tmp_path / servers[1].url[-4:]) and servers[1].prompts()
-
-
-def test_the_weights_of_a_killed_run_are_removed(servers, policy, tmp_path):
-    (tmp_path / "update-000002-abc").mkdir()
-    (tmp_path / ".update-000003-abc.tmp").mkdir()  # the next one, half written
-    make_engine(config_of(servers, tmp_path), policy)
-    assert [path.name for path in tmp_path.iterdir()] == ["shape"]
+def test_servers_get_the_weights_of_shards(servers, policy, config):
+    (first, facts), (second, _) = crew(2, sampled_with_shards, policy, config)
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.mul_(1.05)
+    whole = own_completions(policy)
+    assert same(first, whole[::2]) and same(second, whole[1::2])
+    assert facts["engine/sync_checked_tensors"] > 20 and facts["engine/sync_gap_max"] < 1e-4
+    reloads = [[body for body in server.asked if body.get("method") == "minrl_reload"] for server in servers]
+    assert list(map(len, reloads)) == [2, 2]  # each update once, by one process

@@ -1,21 +1,18 @@
 """A run of train.py whose task misbehaves at known moments, in one process or in several."""
 
-import json
 import os
 import signal
 from collections import Counter
 from pathlib import Path
 
 from minrl import trainer
-from minrl.__main__ import main as program
 from minrl.dataflow import SOLO, Example, Reward, Turn, UserError
 from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import split
-from minrl.tracking.session import Session
 from minrl.utils.cli import run_main
+from tests.runs import Run
 
 PROMPTS, GROUP = 4, 4
-EVALUATED = 8
 FAILING_STEP, LAST_STEP = 2, 3
 
 
@@ -32,9 +29,7 @@ class Misbehaving:
         self.task = Task(self.dataset, lambda text, example: Reward(0.0), episode=self.episode, cheap=True)
 
     def episode(self, example, rng):
-        if example.id in self.held_out:
-            self.played["held_out"] += 1
-        else:
+        if example.id not in self.held_out:
             self.begin_training_episode()
         said = (yield Turn(SOLO, example.prompt)).split()
         return {SOLO: Reward(sum(map(len, said)) % 4 / 3, {"words": float(len(said))})}
@@ -50,37 +45,27 @@ class Misbehaving:
             signal.raise_signal(signal.SIGINT)
 
 
-def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, int]:
+def run(model: str, place: str, rank: int = 0, count: int = 1) -> dict[str, int]:
     """Train until somebody presses Ctrl-C; the exit status, and what this process played."""
     misbehaving = Misbehaving(rank, count)
     TASK_DEFINITIONS["misbehaving"] = misbehaving.task
-    flags = (
-        f"--task misbehaving --model-id {model} --runs-dir {folder}/runs --checkpoints-dir {folder}/checkpoints "
-        f"--prompts-per-step {PROMPTS} --group-size {GROUP} --max-tokens 6 --learning-rate 1e-3 --warmup-steps 0 "
-        f"--minibatches-per-pass 4 --eval-every 2 --eval-examples {EVALUATED} --eval-samples 4 --rollouts-every 1 "
-        "--max-unscorable-frac 0.9 --reward-workers 6 --threads 1 --device cpu --quiet --no-preflight --steps 9"
-    )
-    loop = trainer.loop
-
-    def watched(logger: Session) -> None:
-        misbehaving.played["workers"] = logger.parts.workers.count
-        loop(logger)
-
-    trainer.loop = watched
+    flags = f"""--task misbehaving --model-id {model} --prompts-per-step {PROMPTS} --group-size {GROUP} --max-tokens 6
+        --learning-rate 1e-3 --warmup-steps 0 --minibatches-per-pass 4 --eval-every 2 --eval-examples 8
+        --eval-samples 4 --rollouts-every 1 --max-unscorable-frac 0.9 --reward-workers 6 --threads 1 --device cpu
+        --quiet --no-preflight --steps 9"""
     try:
-        status = program(["train", *flags.split()])
+        status = Run(Path(place), flags.split()).here()
     finally:
-        trainer.loop = loop
         del TASK_DEFINITIONS["misbehaving"]
     return {"status": status, **misbehaving.played}
 
 
-def main(model: str, folder: str, failing_rank: str = "") -> None:
-    """This process of several, which writes down what it played. One fails while the others wait for it."""
+def main(model: str, folder: str, failing_rank: str = "") -> dict[str, int]:
+    """What this process of several played. One fails while the others wait for it."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if failing_rank == str(rank):
         trainer.make_batch = refuse
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(run(Path(model), Path(folder), rank, count)))
+    return run(model, folder, rank, count)
 
 
 def refuse(*_: object) -> None:

@@ -156,7 +156,7 @@ class RunFolder:
     def last_written(self) -> float:
         """When the run itself last wrote something; a report or a page of it does not count."""
         own = [self.path / name for name in (CONFIG, METRICS, "log.txt")]
-        return max(path.stat().st_mtime for path in own if path.exists())
+        return max((path.stat().st_mtime for path in own if path.exists()), default=0.0)
 
 
 def _places(name: str, runs_dir: str | Path) -> Iterator[Path]:

@@ -169,7 +169,7 @@ def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
         yield (
             f"training needs about {_size(need)} beside the loaded weights, and {_size(free)} are free: try "
             "--micro-batch-tokens 1024, --optimizer adamw8bit, --lora-rank 16, or --sharding full in more processes, "
-            "or choose a smaller model (docs/runs.md)"
+            "or choose a smaller model (docs/models.md)"
         )
 
 

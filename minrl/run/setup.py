@@ -168,9 +168,8 @@ def require_evaluation(tasks: Mapping[str, Task], config: TrainerConfig) -> None
     """Refuse a run in which nothing is held out, or that ends by the score of a task of which nothing is."""
     without = [name for name, task in tasks.items() if not task.dataset.held_out]
     some, name = f"no example of {' or '.join(without)} is held out", task_key(config.task)
-    require(
-        len(without) < len(tasks), f"{some}: hold out a share, such as 0.2, or evaluate another task (--eval-tasks)"
-    )
+    fix = "give more rows, hold out a larger share, or evaluate another task (--eval-tasks)"
+    require(len(without) < len(tasks), f"{some}: {fix}")
     for task in tasks.values():
         if task.max_tokens and task.name in config.task_weights:
             require_lengths(config, task.max_tokens)

@@ -329,6 +329,8 @@ def definition_in_file(name: str) -> TaskDefinition | None:
     definition = definition_of_rewards(path.stem, attribute or "", found)
     if definition is None:
         offered = [key for key, value in vars(module).items() if isinstance(value, TaskDefinition | Task)]
+        nameless = f"--task {name} names no task of the file: give {name}:{' or :'.join(offered)}"
+        require(bool(attribute) or not offered, nameless)
         raise UserError(
             f"--task {name}: {attribute or 'what is named'} is no task{wrong_member(found)}, and {path} has "
             f"{', '.join(offered) or 'none'}: "

@@ -175,7 +175,7 @@ def _splits(source: Source, path: str) -> Mapping[str, Sequence[Row]]:
 
 
 def _local(source: Source, path: Path) -> Mapping[str, Sequence[Row]]:
-    require(path.exists(), f"--data-path {path} does not exist: give {_expected(source)}")
+    require(path.exists(), f"the data {path} does not exist: give {_expected(source)}")
     if path.is_file():
         return {"all": read_rows(path)}
     if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
@@ -190,7 +190,7 @@ def _local(source: Source, path: Path) -> Mapping[str, Sequence[Row]]:
     found = {}
     for name, file_name in source.splits.items():
         files = [file for suffix in SUFFIXES if (file := path / f"{file_name}{suffix}").is_file()]
-        require(bool(files), f"--data-path {path} has no {file_name}.jsonl: give {_expected(source)}")
+        require(bool(files), f"the data {path} has no {file_name}.jsonl: give {_expected(source)}")
         found[name] = read_rows(files[0])
     return found
 

@@ -32,9 +32,11 @@ _PROMPTS = "--prompts-per-step is the number of prompts of a step, --group-size 
 _WHOLE = "completions are sampled from the whole distribution, which the loss needs; see --temperature"
 _LORA = "--lora-rank (0: all weights), --lora-alpha"
 _JUDGE = "--judge-model and --judge-base-url"
+_STEPS = "--steps, those of the whole run"
 
 HINTS = {
-    **dict.fromkeys(["epochs", "num_train_epochs", "total_epochs", "iterations", "num_iters"], "--steps"),
+    **dict.fromkeys(["epochs", "num_epochs", "epoch", "steps_per_epoch", "num_train_epochs", "total_epochs"], _STEPS),
+    **dict.fromkeys(["iterations", "num_iters"], _STEPS),
     **dict.fromkeys(
         [
             *("batch_size", "train_batch_size", "per_device_train_batch_size", "rollout_batch_size"),
@@ -50,6 +52,7 @@ HINTS = {
     "hub_model_id": "--push-to-hub user/name",
     "hub_private_repo": "--push-to-hub user/name, of a repository that you created as private before",
     **dict.fromkeys(["environment_factory"], "--task path/to/file.py:CLASS: docs/tools.md"),
+    "tools": "--tasks TASK+FILE.py:FUNCTION, as a run names its task: docs/tools.md",
     **dict.fromkeys(["rollout_func", "agent_func_path"], "an episode of a task of your own: docs/tasks.md"),
     **dict.fromkeys(["max_tool_calling_iterations", "max_assistant_turns"], "--tools.calls of an episode"),
     **dict.fromkeys(["mcp", "mcp_servers", "tool_config_path"], '--tools "mcp:COMMAND", or FILE.py:NAME'),
@@ -93,8 +96,6 @@ HINTS = {
     **dict.fromkeys(["checkpoint"], "--model-id starts from its weights, --resume continues its run"),
     **dict.fromkeys(["vllm_tensor_parallel_size"], "--engine vllm-server, whose servers split a model"),
     **dict.fromkeys(["deepspeed", "fsdp"], "--sharding full"),
-    **dict.fromkeys(["num_epochs", "epoch"], "--steps"),
-    **dict.fromkeys(["steps_per_epoch"], "--steps"),
     **dict.fromkeys(["ppo_mini_batch_size"], "--minibatches-per-pass, a number of parts"),
     **dict.fromkeys(["ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size"], "--micro-batch-tokens"),
     **dict.fromkeys(["loss_agg_mode"], "--algorithm dapo is token-mean, grpo is seq-mean-token-mean"),

@@ -1,6 +1,6 @@
 """What one engine does on a GPU, in a process of its own, as JSON.
 
-    python -m tests.gpu.on_card MODEL sleep|awake     an engine of vLLM: start, sync, sleep, wake, and broken syncs
+    python -m tests.gpu.on_card MODEL sleep|awake     an engine of vLLM: start, sync, sleep, wake, no sync
     python -m tests.gpu.on_card MODEL loop [FLAG ...]  five steps of the whole loop
     python -m tests.gpu.on_card MODEL server FOLDER    a server beside the policy, started here
 
@@ -13,9 +13,9 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +29,7 @@ from minrl.models.distributed import Processes
 from minrl.policy import Policy
 from minrl.run.setup import load_policy
 from tests.parsed import sized
+from tests.runs import until
 
 ROOT = Path(__file__).parent.parent.parent
 SERVER_S = 100.0
@@ -64,34 +65,22 @@ def mean_gap(engine: Engine, policy: Policy) -> float:
     return sum(gaps) / len(gaps)
 
 
-def caught(work) -> str:
-    try:
-        work()
-        return ""
-    except SyncError as error:
-        return str(error)
-
-
-def engine_on(policy: Policy, sleep: str) -> dict[str, object]:
+def engine_on(policy: Policy, sleep: str) -> dict[str, Any]:
     config = sized(engine="vllm", engine_sleep=sleep == "sleep", engine_memory_frac=0.4)
     engine = VllmEngine(config, policy, 64)
-    found: dict[str, object] = {"gap_before": mean_gap(engine, policy), "awake_gib": used_gib()}
+    found: dict[str, Any] = {"gap_before": mean_gap(engine, policy), "awake_gib": used_gib()}
     engine.sleep()
     found["asleep_gib"] = used_gib()
     improve(policy, 1e-3)
     engine.wake()
     engine.sync(policy)
     found |= {"gap_after": mean_gap(engine, policy), "again_gib": used_gib(), **engine.take_facts()}
-    load, engine._load = engine._load, lambda weights: None  # type: ignore[method-assign]
+    engine._load = lambda weights: None  # type: ignore[method-assign]
     improve(policy, 1e-6)
-    found["stale"] = caught(lambda: engine.sync(policy))
-    engine._load = load  # type: ignore[method-assign]
-    engine.sync(policy)
-    down, other = (engine.model.get_submodule(f"model.layers.{n}.mlp.down_proj").weight for n in (0, 1))
-    first = down.detach().clone()
-    down.data.copy_(other.data)
-    other.data.copy_(first)
-    found["swapped"] = caught(engine.check)
+    try:
+        engine.sync(policy)
+    except SyncError as error:
+        found["stale"] = str(error)
     engine.close()
     return found
 
@@ -104,15 +93,13 @@ def served(command: str, port: int, log: Path):
     variables = dict(word.split("=", 1) for word in words[:first])
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **variables, "PYTHONPATH": paths}
+    line = [sys.executable, *words[first + 1 :]]
     with log.open("w") as out:
-        line = [sys.executable, *words[first + 1 :]]
         server = subprocess.Popen(line, stdout=out, stderr=out, env=environment, cwd=ROOT)
     try:
-        end = time.monotonic() + SERVER_S
-        while not listens(port):
-            if server.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"the server ended with {server.poll()}, or is too slow:\n{log.read_text()[-3000:]}")
-            time.sleep(0.2)
+        until(lambda: listens(port), server, SERVER_S)
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with {server.returncode}:\n{log.read_text()[-3000:]}")
         yield
     finally:
         server.terminate()
@@ -124,9 +111,8 @@ def listens(port: int) -> bool:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def server_on(policy: Policy, folder: str) -> dict[str, object]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
+def server_on(policy: Policy, folder: str) -> dict[str, Any]:
+    with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     config = sized(engine="vllm-server", engine_urls=url, engine_weights_dir=folder, engine_timeout_s=60)
@@ -134,7 +120,7 @@ def server_on(policy: Policy, folder: str) -> dict[str, object]:
     command = f"{server_command(served_by(config, policy), policy, url)} --gpu-memory-utilization 0.2"
     with served(command, port, Path(folder, "server.log")):
         engine = ServerEngine(config, policy)
-        found: dict[str, object] = {"gap_before": mean_gap(engine, policy)}
+        found: dict[str, Any] = {"gap_before": mean_gap(engine, policy)}
         improve(policy, 1e-3)
         engine.sync(policy)
         found["gap_after"] = mean_gap(engine, policy)
@@ -144,10 +130,18 @@ def server_on(policy: Policy, folder: str) -> dict[str, object]:
 
 def main(model: str, kind: str, *words: str) -> None:
     if kind == "loop":
-        print(json.dumps(run_loop(Path(model), 5, False, *words)))
+        steps = run_loop(Path(model), 5, False, *words)
+        print(json.dumps(steps))
+        assert len(steps) == 5 and all(step["engine/logprob_gap_mean"] < 0.05 for step in steps)
         return
     policy = load_policy(model, sized(), Processes(sized()))
-    print(json.dumps(server_on(policy, *words) if kind == "server" else engine_on(policy, kind)))
+    found = server_on(policy, *words) if kind == "server" else engine_on(policy, kind)
+    print(json.dumps(found))
+    assert found["gap_before"] < 0.05 and found["gap_after"] < 0.05
+    if kind != "server":
+        assert kind == "awake" or found["asleep_gib"] < found["awake_gib"] - 1
+        assert found["again_gib"] <= found["awake_gib"] + 0.5
+        assert found["engine/sync_checked_tensors"] > 300 and "tensors differ" in found["stale"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is on the machine of a run and of the sandbox's users: processes, files, memory.
+"""What is on the machine of a run and of the sandbox's users: processes and files.
 
 Only what nobody holds counts as left over: other runs may use other slots of the sandbox at the same time, and the
 lock of a slot says whether somebody does.
@@ -13,6 +13,7 @@ from pathlib import Path
 from minrl.sandbox import calls
 from minrl.sandbox.process import FIRST_UID, SLOTS
 
+UIDS = range(FIRST_UID, FIRST_UID + SLOTS)
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 
 
@@ -30,59 +31,35 @@ def status_of(pid: int | str, name: str) -> int:
     return 0
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """All processes below one: what the sandbox itself counts is not asked."""
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
-                yield int(child)
-                yield from descendants(int(child))
-
-
 def held(number: int, folder: str) -> bool:
     """Whether somebody holds a slot of the sandbox."""
-    try:
-        lock = os.open(f"{folder}/{number}.lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
+    with suppress(FileNotFoundError), open(f"{folder}/{number}.lock", "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
 def left_over(folder: str) -> list[str]:
     """Processes and files of sandbox users whose slot nobody holds, and what lies in such slots.
 
-    Of root's sandboxes alone: another user's programs have that user's uid. Each is looked at again after its slot is
+    Of root's sandboxes alone: another user's programs have that user's uid. All is looked at again after the slots are
     seen to be free, since a call may have ended in between.
     """
-    return sorted({what for uid, what in _theirs(folder) if not held(uid - FIRST_UID, folder) and _still(what, uid)})
-
-
-def _still(what: str, uid: int) -> bool:
-    kind, _, name = what.partition(" ")
-    if kind == "process":
-        return status_of(name.split()[0], "Uid") == uid
-    return os.path.lexists(name)
+    free = {(uid, what) for uid, what in _theirs(folder) if not held(uid - FIRST_UID, folder)}
+    return sorted(what for _, what in free & {*_theirs(folder)})
 
 
 def _theirs(folder: str) -> Iterator[tuple[int, str]]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if _is_theirs(uid := status_of(pid, "Uid")) and status_of(pid, "VmRSS"):
+        if (uid := status_of(pid, "Uid")) in UIDS and status_of(pid, "VmRSS"):
             yield uid, f"process {pid}"
     for shared in filter(os.path.isdir, SHARED):
         with os.scandir(shared) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    if _is_theirs(uid := entry.stat(follow_symlinks=False).st_uid):
+                    if (uid := entry.stat(follow_symlinks=False).st_uid) in UIDS:
                         yield uid, f"file {entry.path}"
     with suppress(FileNotFoundError):
         yield from ((FIRST_UID + int(name), f"file {folder}/{name}") for name in os.listdir(folder) if name.isdigit())
-
-
-def _is_theirs(uid: int) -> bool:
-    return FIRST_UID <= uid < FIRST_UID + SLOTS

@@ -4,16 +4,14 @@ from pathlib import Path
 
 from minrl.sandbox import calls, seccomp
 from minrl.sandbox.calls import Call, Limits
-from minrl.sandbox.walls import SYSTEM, landlock_version
-from tests.hostile.cases import ATTACKS, MACHINE, Case
+from minrl.sandbox.walls import landlock_version
+from tests.hostile.cases import ATTACKS, CALLS, MACHINE, Case
 
 
 def attack(level: str, source: str, folder: str | Path, limits: Limits) -> calls.Outcome:
     """The outcome of a program that attacks the machine. `folder` is one that everybody may write to."""
-    # What the interpreter's own folders show: the parents of its prefix and nothing beside it.
-    allowed = {name for path in map(Path, calls.INTERPRETER) for name in path.parts}
-    allowed |= {name for path in SYSTEM for name in path.split("/")}
-    given = f"ALLOWED, OPEN, WALLED = {allowed!r}, {str(folder)!r}, {level != 'limits'}\n"
+    numbers = {name: seccomp.number_of(name) for name in CALLS}
+    given = f"OPEN, NUMBERS = {str(folder)!r}, {numbers!r}\n"
     files = {"main.py": MACHINE + given + source + "\nprint('held', flush=True)\n"}
     return calls.start(Call([*calls.python(level), "main.py"], files, limits), level).result()
 

@@ -1,6 +1,5 @@
 """Whoever reads a completion takes time in proportion to its length, whatever it repeats."""
 
-import json
 import re
 import time
 from contextlib import suppress
@@ -28,7 +27,6 @@ READERS = {
     "tags": extract_answer,
     "fences": lambda text: (extract_program(text), game_program(text), extract_code(text)),
     "programs": lambda text: refusal(text, CodeGameOptions(max_characters=10**9)),
-    "JSON": json.loads,
     "calls": lambda text: program_of((find_call(f"<tool_call>{text}</tool_call>") or ("", ""))[1]),
     "rust": lambda text: (refused(text, ""), scores(text)),
 }

@@ -29,25 +29,13 @@ def model(policy, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pkl"])
-def test_pickled_weights_are_refused_in_one_line_and_not_read(model, name):
+def test_pickled_weights_are_refused_in_one_line_and_not_read(model):
     (model / "model.safetensors").unlink()
     touched = model / "touched"
-    (model / name).write_bytes(pickle.dumps(Written(touched)))
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Written(touched)))
     with pytest.raises(UserError, match="it has no safetensors: a pickle may run code as it is read") as error:
         load_model(str(model))
     assert "\n" not in str(error.value) and not touched.exists()
-
-
-def test_an_index_that_names_a_pickle_runs_nothing(model):
-    (model / "model.safetensors").unlink()
-    touched = model / "touched"
-    (model / "evil.bin").write_bytes(pickle.dumps(Written(touched)))
-    index = {"metadata": {"total_size": 1}, "weight_map": {"model.embed_tokens.weight": "evil.bin"}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError):
-        load_model(str(model))
-    assert not touched.exists()
 
 
 def test_pickled_adapters_are_refused_in_one_line(model, policy):
@@ -59,13 +47,10 @@ def test_pickled_adapters_are_refused_in_one_line(model, policy):
     assert not touched.exists()
 
 
-CODE = "from pathlib import Path\nPath({!r}).touch()\nclass Own: pass\n"
-
-
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_no_code_of_a_folder_is_run(model, file):
     touched = model / "touched"
-    (model / "own.py").write_text(CODE.format(str(touched)))
+    (model / "own.py").write_text(f"from pathlib import Path\nPath({str(touched)!r}).touch()\nclass Own: pass\n")
     path = model / file
     stored = json.loads(path.read_text())
     own = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoModel"), "own.Own")
@@ -78,19 +63,21 @@ def test_no_code_of_a_folder_is_run(model, file):
     assert not touched.exists()
 
 
-TEMPLATES = {
-    "a large range": "{% for a in range(10 ** 9) %}{% endfor %}",
-    "a global": "{{ raise_exception.__globals__['json'].codecs.open('/etc/passwd').read() }}",
-    "a format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
-    "a file": "{% include '/etc/passwd' %}",
-}
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_of_a_stranger_reaches_nothing(name):
+def test_a_template_of_a_stranger_reaches_nothing():
     words = word_tokenizer(["1"])
-    words.chat_template = TEMPLATES[name]
+    words.chat_template = "{{ raise_exception.__globals__['json'].codecs.open('/etc/passwd').read() }}"
     chat = ChatTokenizer(tokenizer=words, chat_template_options={})
     with pytest.raises(UserError, match="the chat template does not take a conversation of user: ") as error:
         chat.render([{"role": "user", "content": "1"}])
     assert "\n" not in str(error.value) and "root:" not in str(error.value)
+
+
+def test_an_index_that_names_a_pickle_runs_nothing(model):
+    (model / "model.safetensors").unlink()
+    touched = model / "touched"
+    (model / "evil.bin").write_bytes(pickle.dumps(Written(touched)))
+    index = {"metadata": {"total_size": 1}, "weight_map": {"model.embed_tokens.weight": "evil.bin"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError):
+        load_model(str(model))
+    assert not touched.exists()
