@@ -51,6 +51,7 @@ def test_words_are_shown_in_an_order_that_tells_nothing_of_the_groups(tmp_path):
 FORMS = {
     "groups": lambda row: row,
     "answers": lambda row: {"answers": [{"words": group["members"]} for group in row["groups"]]},
+    "archives": lambda row: {"id": row["id"], "date": "2024-01-01", "answers": row["groups"]},
     "generated": lambda row: {
         "words": row["words"],
         "solution": {"groups": [{"reason": "?", "words": group["members"]} for group in row["groups"]]},

@@ -28,8 +28,9 @@ START = f"--task sevens --model-id model {TINY}"
 
 
 def listing(folder):
-    """Each file with its content, each folder."""
-    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    """Each file with its content, each folder, without what Python keeps of what it compiled."""
+    found = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in found}
 
 
 @pytest.fixture(autouse=True)
