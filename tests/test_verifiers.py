@@ -135,9 +135,9 @@ def call(**arguments):
 
 
 def test_an_environment_plays_and_scores_by_itself():
-    task = load(kind="turns")
+    task = load("guess-number")
     play, shown = playing(task, "99", task.dataset.train[0]["answer"])
-    assert shown[1].message == [{"role": "user", "content": "again"}]
+    assert shown[1].message == [{"role": "user", "content": "No. Another guess?"}]
     reward = play.rewards[SOLO]
     assert reward.value == reward.maximum == 1.2
     assert reward.parts == {"found": 1.0, "brief": 1.0, "num_turns": 2.0}
