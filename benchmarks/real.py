@@ -62,6 +62,8 @@ def main() -> None:
         draw(options.runs, options.picture)
     for run in options.runs:
         steps = written(run)
+        if not any(steps):
+            parser.error(f"{run} has no rollouts")
         first, last = ([one for step in part for one in step] for part in (steps[:STEPS], steps[-STEPS:]))
         print(f"{run.name}: distinct openings {distinct_openings(first):.0%} -> {distinct_openings(last):.0%}")
 

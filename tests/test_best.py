@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from minrl import trainer
+from minrl.dataflow import TrainState
 from minrl.run import checkpoint
-from minrl.run.checkpoint import best_in, has_moments, is_whole, load_state
+from minrl.run.checkpoint import best_in, has_moments, is_best, is_whole, load_state
 from minrl.run.folder import step_of
 from minrl.run.setup import Parts
 from minrl.run.stopping import Score, best_of, ended_by
@@ -113,3 +114,10 @@ def test_what_is_best_and_ends_a_run():
     # Of 7 examples that are all solved Wilson's interval is 0.646 to 1, the bootstrap's of 94 % 0.905 to 0.97.
     scores = [Score(2, 0.942, 0.905, 0.97, 0.97), Score(4, 1.0, 0.646, 1.0, 1.0), Score(6, 1.0, 0.646, 1.0, 1.0)]
     assert best_of(scores).step == 4 and ended_by(scores, sized(patience=1)) == "patience"
+
+
+def test_a_score_whose_checkpoint_is_gone_is_not_in_the_way(tmp_path):
+    state = TrainState(step=2, held_out=[list(score(1, 0.9)), list(score(2, 0.3))])
+    assert is_best(tmp_path, state)
+    (tmp_path / "step_000001").mkdir()
+    assert not is_best(tmp_path, state)

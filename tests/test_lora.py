@@ -13,10 +13,10 @@ from minrl.batch import make_batch, pack
 from minrl.dataflow import SOLO, Request, TrainState, UserError
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models.lora import adapted_layers
+from minrl.models.lora import ADAPTER, adapted_layers
 from minrl.models.scoring import Method, sampled_rollout, score, set_method
 from minrl.optimizer import make_optimizer
-from minrl.run.checkpoint import save_policy
+from minrl.run.checkpoint import policy_tensors, save_policy
 from minrl.run.setup import load_policy
 from minrl.update import update_policy
 from tests.conftest import CPU, adapt
@@ -139,6 +139,13 @@ def test_a_checkpoint_of_adapters_keeps_template_and_end_tokens_and_needs_its_ba
     base.rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"saved holds adapters of .*base \(`base_model_name_or_path` in their adapter"):
         load_policy(str(saved), CPU, processes)
+
+
+def test_a_checkpoint_has_the_merged_weights_under_the_names_of_the_base(policy):
+    names = {*dict(policy_tensors(policy))}
+    saved = {*dict(policy_tensors(adapt(policy)))}
+    adapters = {name for name in saved if ADAPTER in name}
+    assert adapters and saved - adapters == names
 
 
 def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy):

@@ -252,7 +252,7 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
         json.dumps({"response": RIGHT, "truncated": True, **PROBLEM}),
     ]
     assert keep(tmp_path, lines) == [lines[0], lines[2]]
-    assert "could not be scored, the first (row 4: the row lacks 'target'" in capsys.readouterr().err
+    assert "not scored, the first (row 4: the row lacks 'target'" in capsys.readouterr().err
     assert keep(tmp_path, lines, "--min-reward", "0.1") == lines[:3]
 
 
@@ -268,7 +268,7 @@ def test_the_filter_leaves_out_rows_that_show_a_held_out_problem_and_counts_them
         write_rows(rows, *made)
         assert main(["filter", "--task", name, "--data", str(rows), "--output", str(tmp_path / "out.jsonl")]) == 0
         assert read_jsonl(tmp_path / "out.jsonl") == made[:1]
-        assert "kept 1 of 2 rows; 0 are not correct, 1 show a held-out problem" in capsys.readouterr().err
+        assert "kept 1 of 2 rows; 0 incorrect, 1 of held-out problems" in capsys.readouterr().err
 
 
 def test_the_filter_knows_a_held_out_problem_by_the_key_that_its_task_divides_by(tmp_path, capsys):
@@ -277,7 +277,7 @@ def test_the_filter_knows_a_held_out_problem_by_the_key_that_its_task_divides_by
     row = {"response": said, "numbers": numbers, "target": sum(numbers)}
     free = json.dumps({"response": RIGHT, **PROBLEM})
     assert keep(tmp_path, [json.dumps(row), free]) == [free]
-    assert "1 show a held-out problem" in capsys.readouterr().err
+    assert "1 of held-out problems" in capsys.readouterr().err
 
 
 def test_the_filter_reads_ground_truth(tmp_path):

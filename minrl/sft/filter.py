@@ -100,7 +100,7 @@ def main(command: Command[FilterConfig]) -> int:
     wrong = counts.rows - kept - leaked - counts.failed
     first = f", the first ({counts.reason})" if counts.failed else ""
     sys.stderr.write(
-        f"{config.output}: kept {kept} of {counts.rows} rows; {wrong} are not correct, {leaked} show a held-out "
-        f"problem, {counts.failed} could not be scored{first}\n"
+        f"{config.output}: kept {kept} of {counts.rows} rows; {wrong} incorrect, {leaked} of held-out problems, "
+        f"{counts.failed} not scored{first}\n"
     )
     return int(counts.failed == counts.rows)
