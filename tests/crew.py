@@ -75,7 +75,7 @@ def wait_for(children: list[int], deadline: float) -> tuple[list[int], bool]:
                 failed += [rank] if status else []
         time.sleep(0.01)
     for child in running.values():
-        os.kill(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL if failed else signal.SIGABRT)  # faulthandler shows where it waits
         os.waitpid(child, 0)
     return failed, bool(running) and not failed
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from crew import crew
 
 from minrl.dataflow import Request
 from minrl.engines import Sampling
@@ -20,6 +19,7 @@ from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.sharding import in_one_pass, named_weights, sharded_policy
 from minrl.policy import as_policy
 from tests.conftest import CPU
+from tests.crew import crew
 from tests.parsed import sized
 from tests.runs import Run, signal_when
 
@@ -101,6 +101,12 @@ def gap(policy, ids, sampled):
 
 
 def test_processes_have_an_engine_each_and_torch_stays_as_it_was():
+    """Forked from a new interpreter: in this one engines have run, whose threads a fork lacks."""
+    check = f"from tests.{Path(__file__).stem} import {engines_in_two_processes.__name__} as run; run()"
+    subprocess.run([sys.executable, "-X", "faulthandler", "-c", check], cwd=ROOT, check=True)
+
+
+def engines_in_two_processes():
     replicas, shards = crew(2, with_engine, "none"), crew(2, with_engine, "full")
     for found in (*replicas, *shards):
         assert found["as_before"] and found["executor"] == "ExecutorWithExternalLauncher"
