@@ -47,7 +47,6 @@ def draw(runs: list[Path], picture: Path) -> None:
             curve = [(line["step"], line["reward/mean"]) for line in lines if "reward/mean" in line]
             axes.plot(*zip(*curve, strict=True), label=f"seed {number}")
         axes.set(title=f"{task}, SmolLM2-135M-Instruct", xlabel="step", ylabel="mean reward", ylim=(0, 1.02))
-        axes.grid(alpha=0.3)
         axes.legend(frameon=False, loc="lower right")
     figure.savefig(picture, dpi=110)
 
