@@ -46,7 +46,7 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
     "models/chat": ["tests/test_policy.py", "tests/test_chat.py"],
     "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
     "rollout": ["tests/test_rollout.py", "tests/test_overlap.py"],
-    "run/checkpoint": ["tests/test_checkpoint.py", "tests/test_best.py", "tests/test_sampled_ahead.py"],
+    "run/checkpoint": [f"tests/test_{name}.py" for name in ("checkpoint", "best", "sampled_ahead", "lora")],
     "run/folder": ["tests/test_run_folder.py", "tests/test_best.py", "tests/test_evaluate_runs.py"],
     "run/setup": ["tests/test_policy.py", "tests/test_train_loop.py"],
     "run/run": ["tests/test_run_folder.py", "tests/test_wrong_uses.py"],
