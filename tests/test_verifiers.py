@@ -12,13 +12,14 @@ pytestmark = pytest.mark.verifiers
 pytest.importorskip("verifiers", reason="verifiers is not installed: make setup EXTRA=verifiers")
 
 from minrl.__main__ import main  # noqa: E402 - after the skip
-from minrl.dataflow import SOLO, Turn, UserError  # noqa: E402
+from minrl.dataflow import SOLO, UserError  # noqa: E402
 from minrl.models.loading import small_qwen3  # noqa: E402
 from minrl.rewards.episode import Play  # noqa: E402
 from minrl.tasks import load_task  # noqa: E402
 from minrl.tasks.task import Sampled  # noqa: E402
 from minrl.tasks.verifiers import VerifiersOptions  # noqa: E402
 from tests.chat_templates import tokenizer  # noqa: E402
+from tests.conftest import play_through  # noqa: E402
 from tests.runs import Run  # noqa: E402
 
 GUESS = """import verifiers as vf
@@ -112,22 +113,15 @@ def load(name="sums-env", **arguments):
     return load_task(f"verifiers:{name}", {f"verifiers/{name}": options})
 
 
+def work(job):
+    assert job.waits
+    return job.function(*([one] for one in job.arguments))[0] if job.group else job.function(*job.arguments)
+
+
 def playing(task, *said):
     """A play in which the policy says these texts, and the turns that it was shown."""
-    play, shown, said = Play(task, task.dataset.train[0], Random(0)), [], list(said)
-    play.advance(None)
-    while play.pending is not None:
-        if isinstance(play.pending, Turn):
-            shown.append(play.pending)
-            play.advance(Sampled(said.pop(0)))
-        else:
-            job = play.pending
-            assert job.waits
-            play.advance(
-                job.function(*([one] for one in job.arguments))[0] if job.group else job.function(*job.arguments)
-            )
-    assert not said
-    return play, shown
+    play = Play(task, task.dataset.train[0], Random(0))
+    return play, play_through(play, *map(Sampled, said), work=work)
 
 
 def call(**arguments):
@@ -175,8 +169,9 @@ def test_a_function_of_the_group_sees_all_completions():
 
 def test_what_an_environment_raises_makes_its_episode_unscorable():
     task = load(kind="spoiled")
-    assert "SandboxError: it is down" in playing(task, "error")[0].failure
-    assert "KeyError: 'bug'" in playing(task, "bug")[0].failure
+    for said, failure in (("error", "SandboxError: it is down"), ("bug", "KeyError: 'bug'")):
+        with pytest.raises(AssertionError, match=failure):  # the play's failure, of `play_through`
+            playing(task, said)
 
 
 def test_evaluation_rows_are_held_out_and_not_trained_on():
